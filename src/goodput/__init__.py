@@ -1,0 +1,1 @@
+"""The goodput command and the verdict of an acceptance run."""

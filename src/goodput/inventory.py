@@ -1,0 +1,138 @@
+"""The nodes of an inventory and how to reach them, resolved by Ansible's own inventory code.
+
+One reader for every tool that does not go through a play: templates in connection variables, group variables beside
+the playbooks and vaulted values come out as a play would see them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class InventoryError(Exception):
+    """No usable inventory; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One host of the inventory.
+
+    ``variables`` are its host variables, templated. ``command`` starts a POSIX shell as the inventory's user: the part
+    of an argument vector before the remote command line (empty for ``ansible_connection: local``).
+    """
+
+    name: str
+    variables: Mapping[str, Any]
+    command: tuple[str, ...] = ()
+    become_password: str | None = field(default=None, repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def address(self) -> str:
+        return str(self.variables.get("ansible_host", self.name))
+
+
+def load(inventory: Path, pattern: str = "sparks", *, limit: str | None = None, basedir: Path | None = None) -> list[Node]:
+    """Return the nodes that ``pattern`` (a group or host pattern) selects, in inventory order.
+
+    ``basedir`` is the folder whose ``group_vars`` count as playbook variables. Raises InventoryError.
+    """
+    if not inventory.exists():
+        raise InventoryError(f"found no inventory at {inventory}")
+    # Imported late: the goodput command must answer --help without Ansible's start-up cost.
+    from ansible import constants
+    from ansible.cli import CLI
+    from ansible.errors import AnsibleError
+    from ansible.inventory.manager import InventoryManager
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.plugins.loader import init_plugin_loader
+    from ansible.template import Templar
+    from ansible.vars.manager import VariableManager
+
+    init_plugin_loader()
+    loader = DataLoader()
+    if basedir is not None:
+        loader.set_basedir(str(basedir))
+    try:
+        if constants.DEFAULT_VAULT_PASSWORD_FILE or constants.DEFAULT_VAULT_IDENTITY_LIST:
+            identities = CLI.build_vault_ids([], [constants.DEFAULT_VAULT_PASSWORD_FILE] if constants.DEFAULT_VAULT_PASSWORD_FILE else [])
+            loader.set_vault_secrets(CLI.setup_vault_secrets(loader, vault_ids=identities, auto_prompt=False))
+        manager = InventoryManager(loader=loader, sources=[str(inventory)])
+        if limit:
+            manager.subset(limit)
+        hosts = manager.get_hosts(pattern)
+        if not hosts:
+            asked = f"{pattern!r}" + (f" limited to {limit!r}" if limit else "")
+            raise InventoryError(f"{inventory} has no host in {asked}; groups there: {', '.join(sorted(manager.groups))}")
+        variables = VariableManager(loader=loader, inventory=manager)
+        nodes = []
+        for host in hosts:
+            raw = variables.get_vars(host=host)
+            templar = Templar(loader, variables=raw)
+            nodes.append(_node(str(host.name), _Resolved(raw, templar), constants))
+        return nodes
+    except AnsibleError as error:
+        raise InventoryError(f"{inventory} can not be read: {error}") from error
+
+
+class _Resolved(Mapping[str, Any]):
+    """Host variables, each templated when it is read, so that one broken unrelated variable does no harm."""
+
+    def __init__(self, raw: Mapping[str, Any], templar: Any) -> None:
+        self._raw, self._templar = raw, templar
+
+    def __getitem__(self, key: str) -> Any:
+        return self._templar.template(self._raw[key])
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._raw
+
+    def __iter__(self) -> Any:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+
+def _node(name: str, variables: Mapping[str, Any], constants: Any) -> Node:
+    def first(*keys: str, default: Any = None) -> Any:
+        return next((variables[key] for key in keys if variables.get(key) not in (None, "")), default)
+
+    become = first("ansible_become_password", "ansible_become_pass", default=os.environ.get("GOODPUT_BECOME_PASSWORD"))
+    become = None if become is None else str(become)
+    connection = str(first("ansible_connection", default="ssh")).removeprefix("ansible.builtin.")
+    if connection == "local":
+        return Node(name, variables, (), become)
+    if connection not in ("ssh", "smart"):
+        raise InventoryError(f"{name} has ansible_connection {connection!r}; the acceptance suite knows ssh and local")
+    password = first("ansible_ssh_password", "ansible_ssh_pass", "ansible_password")
+    command = ["ssh", "-T", "-e", "none"]
+    environment: dict[str, str] = {}
+    if password is None:
+        command += ["-o", "BatchMode=yes"]
+    else:
+        if shutil.which("sshpass") is None:
+            raise InventoryError(f"{name} has ansible_password but sshpass is not installed: use an SSH key")
+        command, environment = ["sshpass", "-e", *command], {"SSHPASS": str(password)}
+    # Joins a connection that Ansible left open, but never becomes one that outlives this process.
+    command += ["-o", "ControlMaster=no"]
+    checking = first("ansible_ssh_host_key_checking", "ansible_host_key_checking", default=constants.HOST_KEY_CHECKING)
+    if str(checking).lower() in ("false", "no", "0"):
+        command += ["-o", "StrictHostKeyChecking=no"]
+    for option, value in (
+        ("Port", first("ansible_port", "ansible_ssh_port")),
+        ("User", first("ansible_user", "ansible_ssh_user")),
+        ("IdentityFile", first("ansible_private_key_file", "ansible_ssh_private_key_file")),
+    ):
+        if value is not None:
+            command += ["-o", f'{option}="{value}"']
+    for key in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
+        command += shlex.split(str(variables.get(key) or ""))
+    command += ["-o", f"ConnectTimeout={first('ansible_ssh_timeout', 'ansible_timeout', default=constants.DEFAULT_TIMEOUT)}"]
+    return Node(name, variables, (*command, str(first("ansible_host", "ansible_ssh_host", default=name))), become, environment)
