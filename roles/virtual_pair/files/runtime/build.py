@@ -13,7 +13,8 @@ are chosen for --python, and .pyc files are compiled by an interpreter of that v
 the one that --rootfs-python starts, for example "chroot ROOTFS /usr/bin/python3"; it needs no file of ours).
 
 Wheels are kept under CACHE/wheels. With GOODPUT_OFFLINE=1 nothing else is asked, so an air-gapped machine needs only a
-copy of that folder. Exit 0 built or found, 2 cannot build (found, required and remedy are printed).
+copy of that folder. Progress with seconds goes to stderr; the one line on stdout is JSON: changed, archive, sha256,
+version, and model with --model. Exit 0 built or found, 2 cannot build (found, required and remedy are printed).
 """
 
 from __future__ import annotations
@@ -82,8 +83,12 @@ while head := source.read(8):
 """
 
 
+def say(text: str) -> None:
+    print(f"runtime: {text}", file=sys.stderr, flush=True)
+
+
 def refuse(text: str) -> NoReturn:
-    print(f"runtime: {text}", file=sys.stderr)
+    say(text)
     sys.exit(2)
 
 
@@ -92,11 +97,11 @@ def step(title: str) -> Iterator[None]:
     """Print one line with the seconds that a step took."""
     start = time.monotonic()
     yield
-    print(f"runtime: {time.monotonic() - start:6.1f} s  {title}", flush=True)
+    say(f"{time.monotonic() - start:6.1f} s  {title}")
 
 
 def run(command: Sequence[str], **environment: str) -> str:
-    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    result = subprocess.run(command, check=False, env={**os.environ, **environment}, capture_output=True, text=True)
     if result.returncode:
         refuse(f"failed with exit {result.returncode}: {shlex.join(command)}\n{result.stdout}{result.stderr}"[-4000:])
     return result.stdout
@@ -117,7 +122,7 @@ def file_sha256(path: Path) -> str:
 
 def pip_command(scratch: Path) -> list[str]:
     """pip of this Python, else of a virtual environment made for it (Debian's Python has none)."""
-    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode == 0:
+    if subprocess.run([sys.executable, "-m", "pip", "--version"], check=False, capture_output=True).returncode == 0:
         return [sys.executable, "-m", "pip"]
     venv = scratch / "pip"
     run([sys.executable, "-m", "venv", "--clear", str(venv)])
@@ -134,7 +139,9 @@ def wheel_platforms(arch: str) -> list[str]:
 def select(paths: Iterable[str], rules: Iterable[str]) -> list[str]:
     """Those of ``paths`` that the rules of trim.txt remove. The last rule that matches a path decides."""
     lines = [line.strip() for line in rules if line.strip() and not line.startswith("#")]
-    matchers = [(not line.startswith("!"), re.compile(fnmatch.translate(line.lstrip("!"))).match) for line in reversed(lines)]
+    matchers = [
+        (not line.startswith("!"), re.compile(fnmatch.translate(line.lstrip("!"))).match) for line in reversed(lines)
+    ]
     return [path for path in paths if next((remove for remove, match in matchers if match(path)), False)]
 
 
@@ -153,7 +160,9 @@ def strip_libraries(site: Path) -> None:
     large = [
         path
         for path in sorted(site.rglob("*.so*"))
-        if not path.is_symlink() and path.stat().st_size > STRIP_FROM_BYTES and not path.parts[len(site.parts)].startswith("numpy")
+        if not path.is_symlink()
+        and path.stat().st_size > STRIP_FROM_BYTES
+        and not path.parts[len(site.parts)].startswith("numpy")
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda path: run(["strip", "--strip-unneeded", str(path)]), large))
@@ -188,10 +197,15 @@ def write_scripts(site: Path, target: Path) -> None:
 
 def find_interpreter(version: str, rootfs_python: str) -> list[str]:
     """The command of an interpreter whose .pyc files the guest can read."""
-    for command in ([*shlex.split(rootfs_python)], [f"/usr/bin/python{version}"], [f"python{version}"], [sys.executable]):
+    for command in (
+        [*shlex.split(rootfs_python)],
+        [f"/usr/bin/python{version}"],
+        [f"python{version}"],
+        [sys.executable],
+    ):
         if command and shutil.which(command[0]):
             code = "import sys; print('%d.%d' % sys.version_info[:2])"
-            probe = subprocess.run([*command, "-c", code], capture_output=True, text=True)
+            probe = subprocess.run([*command, "-c", code], check=False, capture_output=True, text=True)
             if probe.stdout.strip() == version:
                 return command
     refuse(
@@ -304,16 +318,19 @@ def install(pip: list[str], requirements: Path, wheels: Path, python: str, arch:
     )  # fmt: skip
 
 
-def build_runtime(arguments: argparse.Namespace, wheels: Path, scratch: Path) -> None:
-    """The archive, its .sha256 and VERSION.json in --output."""
+def build_runtime(arguments: argparse.Namespace, wheels: Path, scratch: Path) -> tuple[Path, bool]:
+    """Make the archive, its .sha256 and VERSION.json in --output; the archive and whether it had to be built."""
     arch, output = platform.machine(), Path(arguments.output).resolve()
     requirements = Path(arguments.requirements)
     name = f"runtime-{arguments.release}-{arch}.squashfs"
-    parts = [requirements, *(p for p in HERE.rglob("*") if p.is_file() and p.suffix in (".py", ".txt") and p.stem != "tiny_model")]
+    parts = [
+        requirements,
+        *(p for p in HERE.rglob("*") if p.is_file() and p.suffix in (".py", ".txt") and p.stem != "tiny_model"),
+    ]
     recipe = recipe_hash(parts, arguments.release, arch, arguments.python)
     if up_to_date(output, name, recipe):
-        print(f"runtime: {name} is up to date ({recipe[:12]})")
-        return
+        say(f"{name} is up to date ({recipe[:12]})")
+        return output / name, False
     missing = sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
     if missing:
         refuse(f"missing tools, install them with: apt-get install -y {' '.join(missing)}")
@@ -351,7 +368,7 @@ def build_runtime(arguments: argparse.Namespace, wheels: Path, scratch: Path) ->
     (root / "VERSION.json").write_text(json.dumps(version, indent=2, sort_keys=True) + "\n")
     with step("compile"):
         compile_all(python, root / "site-packages")
-    if python[0] != "chroot" and not arguments.rootfs_python:
+    if not arguments.rootfs_python:
         with step("check that everything imports"):
             check(python, root)
     make_readable(root)
@@ -369,13 +386,12 @@ def build_runtime(arguments: argparse.Namespace, wheels: Path, scratch: Path) ->
     # Last: it vouches for the two others.
     beside = {**version, "archive_sha256": digest, "archive_bytes": size}
     (output / "VERSION.json").write_text(json.dumps(beside, indent=2, sort_keys=True) + "\n")
-    if not arguments.keep:
-        shutil.rmtree(scratch, ignore_errors=True)
-    print(f"runtime: {name} {size / 1e6:.0f} MB sha256 {digest}", flush=True)
+    say(f"{name} {size / 1e6:.0f} MB sha256 {digest}")
+    return output / name, True
 
 
-def build_model(target: Path, requirements: Path, wheels: Path, scratch: Path) -> None:
-    """The tiny model. Its tokenizer is trained with the tokenizers wheel that the runtime uses too."""
+def build_model(target: Path, requirements: Path, wheels: Path, scratch: Path) -> bool:
+    """Make the tiny model; whether it had to be made. The runtime's own tokenizers wheel trains its tokenizer."""
     script = HERE / "tiny_model.py"
     version = re.search(r"^tokenizers==(\S+)", requirements.read_text(), re.MULTILINE)
     if version is None:
@@ -383,8 +399,8 @@ def build_model(target: Path, requirements: Path, wheels: Path, scratch: Path) -
     recipe = recipe_hash([script], version[1])
     stamp = target / ".recipe"
     if stamp.is_file() and stamp.read_text() == recipe:
-        print(f"runtime: model {target.name} is up to date ({recipe[:12]})")
-        return
+        say(f"model {target.name} is up to date ({recipe[:12]})")
+        return False
     with step(f"train the tokenizer of {target.name}"):
         # abi3 wheels: one file serves every Python from 3.10 on.
         pattern = f"tokenizers-{version[1]}-*abi3*{platform.machine()}.whl"
@@ -404,6 +420,7 @@ def build_model(target: Path, requirements: Path, wheels: Path, scratch: Path) -
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(fresh, target)
+    return True
 
 
 def main() -> None:
@@ -411,26 +428,33 @@ def main() -> None:
     parser.add_argument("--cache", required=True, help="where wheels are kept")
     parser.add_argument("--output", required=True, help="where the archive, its .sha256 and VERSION.json go")
     parser.add_argument("--model", help="also build the tiny model into this directory")
-    parser.add_argument("--release", default="virtual", help="name of the release set in vars/releases (default %(default)s)")
+    parser.add_argument(
+        "--release", default="virtual", help="name of the release set in vars/releases (default %(default)s)"
+    )
     parser.add_argument("--python", default="3.11", help="the guest's Python (default %(default)s)")
     parser.add_argument("--rootfs-python", default="", help="command that starts the guest's Python, to compile with")
-    parser.add_argument("--requirements", default=str(REQUIREMENTS), help="pinned wheels with hashes (default %(default)s)")
+    parser.add_argument(
+        "--requirements", default=str(REQUIREMENTS), help="pinned wheels with hashes (default %(default)s)"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the unpacked tree under CACHE/runtime-build")
     arguments = parser.parse_args()
-    if sys.version_info < (3, 11):
-        refuse(f"found Python {platform.python_version()}, required 3.11 or newer: run it with a newer python3")
     cache = Path(arguments.cache).resolve()
     wheels, scratch = cache / "wheels", cache / "runtime-build"
     for folder in (wheels, scratch):
         folder.mkdir(parents=True, exist_ok=True)
     with (cache / "runtime-build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        build_runtime(arguments, wheels, scratch)
+        archive, changed = build_runtime(arguments, wheels, scratch)
+        version = json.loads((archive.parent / "VERSION.json").read_text())
+        report = {"archive": str(archive), "sha256": version["archive_sha256"], "version": version}
         if arguments.model:
+            model = Path(arguments.model).resolve()
             scratch.mkdir(exist_ok=True)
-            build_model(Path(arguments.model).resolve(), Path(arguments.requirements), wheels, scratch)
-            if not arguments.keep:
-                shutil.rmtree(scratch, ignore_errors=True)
+            changed |= build_model(model, Path(arguments.requirements), wheels, scratch)
+            report["model"] = str(model)
+        if not arguments.keep:
+            shutil.rmtree(scratch, ignore_errors=True)
+    print(json.dumps({"changed": changed, **report}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A stand-in for torch's CUDA libraries, so that torch's CPU half loads on a machine without a GPU or CUDA.
 
 The torch wheels link libtorch_cuda.so, libcudart and friends (about 3 GB installed). This reads which symbols the CPU
@@ -150,7 +149,7 @@ def install(site_packages: Path, scratch: Path) -> int:
     (scratch / "stub.map").write_text(stub.version_script)
     for path in replaced:
         path.unlink()
-    # -nostdlib: only libstdc++ for the typeinfo's vtable. Names and types of C++ symbols clash with builtins' on purpose.
+    # -nostdlib: only libstdc++, for the typeinfo's vtable.
     subprocess.run(
         ["gcc", "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-nostdlib", f"-Wl,-soname,{SONAME}", "-Wl,--build-id=none",
          f"-Wl,--version-script={scratch / 'stub.map'}", "-o", str(lib / SONAME), str(scratch / "stub.c"),

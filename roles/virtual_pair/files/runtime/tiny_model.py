@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write a model directory without weights for Dynamo's mocker: a llama configuration and a tokenizer trained here.
 
-usage: tiny_model.py TARGET        (needs the tokenizers package)
+usage: tiny_model.py TARGET        (build.py runs it; the runtime's tokenizers package must be importable)
 
 The mocker answers with random token ids. A vocabulary of a few hundred would turn them into nothing, so thousands of
 word tokens follow the trained ones and every answer is text.
@@ -14,7 +14,7 @@ import random
 import sys
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # type: ignore[import-not-found]
 
 CONTEXT_TOKENS = 32768
 TRAINED_TOKENS = 1024
@@ -25,7 +25,7 @@ SPECIAL = [BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>"]
 
 WORDS = """the a node rail link cache block token page disk host guest engine worker router frontend prompt answer reads writes
 moves keeps serves waits starts stops fills empties finds counts first second third cold warm small large both every
-another before after while until because and or not over under between into from with without""".split()
+another before after while until because and or not over under between into from with without""".split()  # noqa: SIM905
 
 CHAT_TEMPLATE = (
     "{{ '" + BEGIN + "' }}{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{{ message['content'] }}"
