@@ -66,7 +66,9 @@ class ManifestError(Exception):
 
 def run_command(argv: Sequence[str]) -> tuple[int, str, str]:
     try:
-        done = subprocess.run(list(argv), capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+        done = subprocess.run(
+            list(argv), capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
+        )
     except OSError as error:
         return 127, "", str(error)
     return done.returncode, done.stdout, done.stderr
@@ -133,17 +135,21 @@ class Host:
     # systemd
 
     def units(self, names: Sequence[str]) -> dict[str, UnitState]:
-        """States of all units with one call; `systemctl show` answers in the order asked, blocks parted by blank lines."""
+        """States of all units with one call; `systemctl show` answers in the order asked, parted by blank lines."""
         if not names:
             return {}
         out = self.must("systemctl", "show", "--property=LoadState,UnitFileState,ActiveState", "--", *names)
         blocks = [block for block in out.strip().split("\n\n") if block.strip()]
         if len(blocks) != len(names):
-            raise ManifestError(f"`systemctl show` answered for {len(blocks)} units, asked for {len(names)}: {', '.join(names)}")
+            raise ManifestError(
+                f"`systemctl show` answered for {len(blocks)} units, asked for {len(names)}: {', '.join(names)}"
+            )
         states = {}
         for name, block in zip(names, blocks, strict=True):
             values = dict(line.partition("=")[::2] for line in block.splitlines())
-            states[name] = UnitState(values.get("LoadState", ""), values.get("UnitFileState", ""), values.get("ActiveState", ""))
+            states[name] = UnitState(
+                values.get("LoadState", ""), values.get("UnitFileState", ""), values.get("ActiveState", "")
+            )
         return states
 
     def systemctl(self, verb: str, names: Sequence[str] = ()) -> None:
@@ -364,13 +370,13 @@ def load(host: Host, role: str) -> Manifest | None:
         whole = data["role"] == role and all(isinstance(data[section], dict) for section in SECTIONS)
     except (ValueError, KeyError, TypeError) as error:
         raise ManifestError(
-            f"found {path} damaged ({error}); required: a manifest of format {FORMAT}; fix: put the file back from a backup, "
-            f"or undo the role by hand and remove the file"
+            f"found {path} damaged ({error}); required: a manifest of format {FORMAT}; "
+            f"fix: put the file back from a backup, or undo the role by hand and remove the file"
         ) from error
     if version != FORMAT or not whole:
         raise ManifestError(
-            f"found {path} with format {version!r} and role {data['role']!r}; required: format {FORMAT} and role {role!r}; "
-            f"fix: use the goodput.spark version that wrote it"
+            f"found {path} with format {version!r} and role {data['role']!r}; "
+            f"required: format {FORMAT} and role {role!r}; fix: use the goodput.spark version that wrote it"
         )
     return dict(data)
 
@@ -399,7 +405,9 @@ def check_name(section: str, name: str) -> str:
     """The canonical name of an item; ManifestError names the rule it breaks."""
 
     def refuse(rule: str) -> ManifestError:
-        return ManifestError(f"found {SINGULAR[section]} {name!r}; required: {rule}; fix: correct `{section}` of this task")
+        return ManifestError(
+            f"found {SINGULAR[section]} {name!r}; required: {rule}; fix: correct `{section}` of this task"
+        )
 
     if not isinstance(name, str) or not name or "\n" in name:
         raise refuse("a non-empty name in one line")
@@ -411,9 +419,12 @@ def check_name(section: str, name: str) -> str:
             raise refuse("a path below /")
         if section == "files" and name == "/etc/fstab":
             raise refuse("not /etc/fstab, which others edit too: list the mount point in `mounts`")
-        if section == "data_paths":
-            if name.count("/") < 2 or name in SYSTEM_DIRECTORIES or any((name + "/").startswith(f"{tree}/") for tree in SYSTEM_TREES):
-                raise refuse("a directory of its own at least two levels deep and outside the system's")
+        if section == "data_paths" and (
+            name.count("/") < 2
+            or name in SYSTEM_DIRECTORIES
+            or any((name + "/").startswith(f"{tree}/") for tree in SYSTEM_TREES)
+        ):
+            raise refuse("a directory of its own at least two levels deep and outside the system's")
     elif section == "units":
         if re.fullmatch(r"[A-Za-z0-9:_.\\@-]+", name) is None or name.startswith("-"):
             raise refuse("a unit name")
@@ -430,12 +441,17 @@ def check_name(section: str, name: str) -> str:
 
 def check_role(role: str) -> None:
     if re.fullmatch(r"[a-z][a-z0-9_]*", role) is None:
-        raise ManifestError(f"found role {role!r}; required: lower-case letters, digits and _; fix: give the name of the role")
+        raise ManifestError(
+            f"found role {role!r}; required: lower-case letters, digits and _; fix: give the name of the role"
+        )
 
 
 def checked(items: dict[str, Iterable[str]]) -> dict[str, list[str]]:
     """Canonical names a section, without doubles, in the given order."""
-    return {section: list(dict.fromkeys(check_name(section, name) for name in items.get(section) or ())) for section in SECTIONS}
+    return {
+        section: list(dict.fromkeys(check_name(section, name) for name in items.get(section) or ()))
+        for section in SECTIONS
+    }
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -472,7 +488,10 @@ def missing_parents(host: Host, path: str) -> list[str]:
 def former_file(host: Host, role: str, path: str) -> Item:
     seen = look(host.path(path))
     if seen["kind"] in ("directory", "special"):
-        raise ManifestError(f"found {path} to be a {seen['kind']}; required: a file, a link or nothing; fix: move it away or list another path")
+        raise ManifestError(
+            f"found {path} to be a {seen['kind']}; required: a file, a link or nothing; "
+            f"fix: move it away or list another path"
+        )
     if seen["kind"] == "file":
         seen["sha256"] = sha256_of(host.path(path))
         seen["backup"] = f"{BACKUP_DIR}/{role}{path}"
@@ -494,7 +513,9 @@ def former_states(host: Host, role: str, section: str, names: Sequence[str]) -> 
         seen = {name: look(host.path(name)) for name in names}
         for name, item in seen.items():
             if item["kind"] in ("file", "special"):
-                raise ManifestError(f"found {name} to be a {item['kind']}; required: a directory or nothing; fix: move it away")
+                raise ManifestError(
+                    f"found {name} to be a {item['kind']}; required: a directory or nothing; fix: move it away"
+                )
         return seen
     if section == "units":
         states = host.units(names)
@@ -532,7 +553,9 @@ def claim(host: Host, role: str, items: dict[str, Iterable[str]], check: bool = 
     elsewhere = others(host, role)
     copies: list[tuple[str, str]] = []
     for section, names in new.items():
-        shared = {name: other[section][name] for other in elsewhere.values() for name in names if name in other[section]}
+        shared = {
+            name: other[section][name] for other in elsewhere.values() for name in names if name in other[section]
+        }
         fresh = former_states(host, role, section, [name for name in names if name not in shared])
         for name in names:
             former = copy.deepcopy(shared[name]["former"]) if name in shared else fresh[name]
@@ -564,7 +587,9 @@ def record(host: Host, role: str, check: bool = False) -> Result:
     if before is None:
         if check:
             return Result(changed=True)
-        raise ManifestError(f"found no {manifest_path(role)}; required: the role claims before it records; fix: run the whole role")
+        raise ManifestError(
+            f"found no {manifest_path(role)}; required: the role claims before it records; fix: run the whole role"
+        )
     manifest = copy.deepcopy(before)
     result = Result(before=before, after=manifest)
     for path, item in manifest["files"].items():
@@ -596,7 +621,9 @@ def read(host: Host, role: str) -> Result:
 def alike(found: Item | None, required: Item | None) -> bool:
     """Same kind, content, mode and owner; a new modification time alone is no difference."""
     ignored = ("size_bytes", "mtime_ns")
-    return {k: v for k, v in (found or {}).items() if k not in ignored} == {k: v for k, v in (required or {}).items() if k not in ignored}
+    return {k: v for k, v in (found or {}).items() if k not in ignored} == {
+        k: v for k, v in (required or {}).items() if k not in ignored
+    }
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -607,7 +634,9 @@ def alike(found: Item | None, required: Item | None) -> bool:
 class Undo:
     """Puts the former state back. Every step looks first, so that an interrupted undo can be run again."""
 
-    def __init__(self, host: Host, manifest: Manifest, elsewhere: dict[str, Manifest], remove_data: bool, check: bool) -> None:
+    def __init__(
+        self, host: Host, manifest: Manifest, elsewhere: dict[str, Manifest], remove_data: bool, check: bool
+    ) -> None:
         self.host = host
         self.manifest = manifest
         self.elsewhere = elsewhere
@@ -671,7 +700,11 @@ class Undo:
             on_mount = next((m for m in mounts if name == m or name.startswith(f"{m}/")), None)
             if seen["kind"] == "absent":
                 continue
-            below = [point for point, _source, _type in self.host.mounts() if point.startswith(f"{name}/") and point not in mounts]
+            below = [
+                point
+                for point, _source, _type in self.host.mounts()
+                if point.startswith(f"{name}/") and point not in mounts
+            ]
             if not self.former("data_paths", name)["ours"]:
                 self.keep(what, "it had content before this role claimed it")
             elif seen["kind"] != "directory":
@@ -742,7 +775,8 @@ class Undo:
                 recorded is not None
                 and now["kind"] != "absent"
                 and not same_content
-                and (now["kind"], now.get("sha256"), now.get("target")) != (recorded["kind"], recorded.get("sha256"), recorded.get("target"))
+                and (now["kind"], now.get("sha256"), now.get("target"))
+                != (recorded["kind"], recorded.get("sha256"), recorded.get("target"))
             )
             if edited:
                 self.set_aside(name, what)
@@ -770,7 +804,8 @@ class Undo:
         if hashlib.sha256(content).hexdigest() != former["sha256"]:
             raise ManifestError(
                 f"found the backup {former['backup']} changed; required: sha256 {former['sha256']}; "
-                f"fix: put {path} back by hand, remove its entry from {manifest_path(self.manifest['role'])}, then run the reset again"
+                f"fix: put {path} back by hand, remove its entry from {manifest_path(self.manifest['role'])}, "
+                f"then run the reset again"
             )
         write_atomic(path, content, 0o600)
         os.chown(path, former["uid"], former["gid"])
@@ -794,7 +829,9 @@ class Undo:
         """Mask, enablement and activity of units that were there before."""
         names = [name for name in reversed(names) if self.unit_former(name).known]
         now = self.host.units(names)
-        todo: dict[str, list[str]] = {verb: [] for verb in ("unmask", "enable", "disable", "mask", "start", "reload-or-restart")}
+        todo: dict[str, list[str]] = {
+            verb: [] for verb in ("unmask", "enable", "disable", "mask", "start", "reload-or-restart")
+        }
         for name in names:
             former, state = self.unit_former(name), now[name]
             if not state.known:
@@ -844,8 +881,12 @@ class Undo:
                 # In check mode what lies under a mount can not be seen; it was empty when this role mounted over it.
                 left = [] if covered else [entry for entry in os.listdir(path) if not self.goes(f"{name}/{entry}")]
                 if left:
-                    self.keep(f"directory {name}", f"not empty: {', '.join(sorted(left)[:5])}{' …' if len(left) > 5 else ''}")
-                    if self.result.after is not None and any(f"{data}/".startswith(f"{name}/") for data in self.result.after["data_paths"]):
+                    self.keep(
+                        f"directory {name}", f"not empty: {', '.join(sorted(left)[:5])}{' …' if len(left) > 5 else ''}"
+                    )
+                    if self.result.after is not None and any(
+                        f"{data}/".startswith(f"{name}/") for data in self.result.after["data_paths"]
+                    ):
                         self.result.after["directories"][name] = self.manifest["directories"][name]
                     continue
                 self.result.removed.append(f"directory {name}")
@@ -853,7 +894,9 @@ class Undo:
                 if not self.check:
                     os.rmdir(path)
             elif former["kind"] == "directory" and now != former:
-                self.result.restored.append(f"directory {name}: mode {former['mode']} owner {former['uid']}:{former['gid']}")
+                self.result.restored.append(
+                    f"directory {name}: mode {former['mode']} owner {former['uid']}:{former['gid']}"
+                )
                 if not self.check:
                     os.chown(path, former["uid"], former["gid"])
                     os.chmod(path, int(former["mode"], 8))
@@ -863,7 +906,9 @@ class Undo:
         if not self.check:
             return False
         parents = [str(parent) for parent in PurePosixPath(path).parents]
-        return f"file {path}" in self.result.removed or path in self.gone or any(parent in self.gone for parent in parents)
+        return (
+            f"file {path}" in self.result.removed or path in self.gone or any(parent in self.gone for parent in parents)
+        )
 
     def packages(self) -> None:
         for name in self.mine("packages"):

@@ -86,7 +86,9 @@ class Probe:
         if self.port is not None:
             words.append(f"port {self.port} accepts connections")
         if self.url is not None:
-            words.append(f"GET {self.url} answers {self.status}" + (f" with {self.contains!r}" if self.contains else ""))
+            words.append(
+                f"GET {self.url} answers {self.status}" + (f" with {self.contains!r}" if self.contains else "")
+            )
         return ", ".join(words)
 
 
@@ -119,7 +121,9 @@ class Waiter:
         """Last lines of the unit's journal; what went wrong when it can not be read."""
         if lines <= 0:
             return []
-        status, out, err = self.run(("journalctl", f"--unit={name}", f"--lines={lines}", "--no-pager", "--output=short-iso", "--quiet"))
+        status, out, err = self.run(
+            ("journalctl", f"--unit={name}", f"--lines={lines}", "--no-pager", "--output=short-iso", "--quiet")
+        )
         return (out if status == 0 else f"journalctl failed: {(err or out).strip()}").splitlines()
 
     def answer(self, probe: Probe) -> str:
@@ -206,4 +210,8 @@ def check_url(url: str) -> str | None:
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         good = False
-    return None if good else f"found url {url!r}; required: http:// or https:// with a host; fix: correct `url` of this task"
+    return (
+        None
+        if good
+        else f"found url {url!r}; required: http:// or https:// with a host; fix: correct `url` of this task"
+    )

@@ -12,8 +12,8 @@ author: The goodput.spark authors
 description:
   - Keeps one JSON document a role, C(/var/lib/goodput/manifest.d/ROLE.json), mode 0600.
   - V(claimed) goes before the first change of a role and saves the former state of every item that was not listed yet,
-    with a backup of each former file under C(/var/lib/goodput/backup/ROLE/). The first former state is kept for ever and
-    an item that is no longer claimed stays listed.
+    with a backup of each former file under C(/var/lib/goodput/backup/ROLE/). The first former state is kept for ever,
+    and an item that is no longer claimed stays listed.
   - V(recorded) goes last and writes down checksum, mode and owner of the listed files.
   - V(absent) puts the former state back, in reverse, and removes the manifest. Nothing unlisted is touched, and an item
     that another role lists, too, is left to that role.
@@ -43,13 +43,13 @@ options:
   units:
     description:
       - systemd units that the role makes, starts, stops, enables or masks. A name without suffix means a service.
-      - On V(absent) a unit that did not exist before is stopped and disabled; another one gets its former mask, enablement
-        and activity back, and is reloaded or restarted if a file of this role changed under it.
+      - On V(absent) a unit that did not exist before is stopped and disabled; another one gets its former mask,
+        enablement and activity back, and is reloaded or restarted if a file of this role changed under it.
     type: list
     elements: str
     default: []
   mounts:
-    description: Mount points. On V(absent) they are unmounted and exactly their lines of C(/etc/fstab) put back or removed.
+    description: Mount points. On V(absent) they are unmounted, and only their C(/etc/fstab) lines put back or removed.
     type: list
     elements: path
     default: []
@@ -163,7 +163,6 @@ drift:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.goodput.spark.plugins.module_utils import manifest as logic
 
 
@@ -196,7 +195,9 @@ def main() -> None:
     except logic.ManifestError as error:
         module.fail_json(msg=f"manifest of role {role}: {error}")
     except OSError as error:
-        module.fail_json(msg=f"manifest of role {role}: {error.strerror}: {error.filename}. The task needs `become: true`.")
+        module.fail_json(
+            msg=f"manifest of role {role}: {error.strerror}: {error.filename}. The task needs `become: true`."
+        )
     path = logic.manifest_path(role)
     answer: dict[str, Any] = {
         "changed": result.changed,

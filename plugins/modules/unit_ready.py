@@ -33,7 +33,7 @@ options:
     description: Also connect to this TCP port of 127.0.0.1.
     type: int
   stable_seconds:
-    description: How long the unit must have been active without interruption, so that a crash loop is not taken for success.
+    description: How long the unit must have been active without interruption; a crash loop is no success.
     type: float
     default: 3
   timeout_seconds:
@@ -82,7 +82,6 @@ journal:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.goodput.spark.plugins.module_utils import unit_ready as logic
 
 
@@ -107,7 +106,13 @@ def main() -> None:
         module.fail_json(msg=problem, state="failed", reason=problem, seconds=0.0, journal=[])
     probe = logic.Probe(params["url"], params["status"], params["contains"], params["port"], params["stable_seconds"])
     ready = logic.Waiter().wait(params["name"], probe, params["timeout_seconds"], params["journal_lines"])
-    answer = {"changed": False, "state": ready.state, "reason": ready.reason, "seconds": round(ready.seconds, 1), "journal": ready.journal}
+    answer = {
+        "changed": False,
+        "state": ready.state,
+        "reason": ready.reason,
+        "seconds": round(ready.seconds, 1),
+        "journal": ready.journal,
+    }
     if ready.state != "active":
         module.fail_json(msg=logic.message(params["name"], ready, probe, params["timeout_seconds"]), **answer)
     module.exit_json(**answer)

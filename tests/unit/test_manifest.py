@@ -68,7 +68,9 @@ class FakeNode:
                 blocks.append(f"LoadState={load}\nActiveState={active}\nUnitFileState={enabled}\n")
             return 0, "\n".join(blocks), ""
         if verb == "daemon-reload":
-            gone = [n for n in self.units if self.units[n].get("file") and not (self.root / self.units[n]["file"]).exists()]
+            gone = [
+                n for n in self.units if self.units[n].get("file") and not (self.root / self.units[n]["file"]).exists()
+            ]
             for name in gone:
                 del self.units[name]
             return 0, "", ""
@@ -78,9 +80,7 @@ class FakeNode:
             unit = self.units[name]
             if verb in ("start", "reload-or-restart"):
                 unit["active"] = "active"
-            elif verb == "stop":
-                unit["active"] = "inactive"
-            elif verb == "reset-failed":
+            elif verb == "stop" or verb == "reset-failed":
                 unit["active"] = "inactive"
             elif verb == "mask":
                 unit["hidden"], unit["enabled"] = unit["enabled"], "masked"
@@ -109,8 +109,8 @@ class Tree:
         self.at(path).write_text(text)
         self.at(path).chmod(mode)
 
-    def claim(self, role: str = "demo", check: bool = False, **items: list[str]) -> m.Result:
-        return m.claim(self.host, role, items, check)  # type: ignore[arg-type]
+    def claim(self, role: str = "demo", check: bool = False, **items: Any) -> m.Result:
+        return m.claim(self.host, role, items, check)
 
     def stored(self, role: str = "demo") -> Any:
         return json.loads(self.at(m.manifest_path(role)).read_text())
@@ -163,7 +163,13 @@ def test_manifest_and_backup_are_private(tree: Tree) -> None:
 
 def test_claim_again_changes_nothing_and_asks_nothing(tree: Tree) -> None:
     tree.node.unit("a.service", "enabled", "active")
-    items = {"files": ["/etc/x"], "units": ["a"], "packages": ["fio"], "users": ["u"], "sysctls": ["net.core.rmem_max"]}
+    items: dict[str, Any] = {
+        "files": ["/etc/x"],
+        "units": ["a"],
+        "packages": ["fio"],
+        "users": ["u"],
+        "sysctls": ["net.core.rmem_max"],
+    }
     tree.claim(**items)
     tree.write("/etc/x", "ours")
     before = tree.at(m.manifest_path("demo")).read_bytes()
@@ -213,7 +219,7 @@ def test_check_mode_claims_nothing(tree: Tree) -> None:
 def test_bad_items_are_refused_before_anything_is_written(tree: Tree, section: str, name: str, rule: str) -> None:
     before = tree.picture()
     with pytest.raises(m.ManifestError, match="found .* required: .* fix: ") as error:
-        tree.claim(**{"files": ["/etc/fine"], section: [name]})
+        m.claim(tree.host, "demo", {"files": ["/etc/fine"], section: [name]})
     assert rule in str(error.value)
     assert repr(name) in str(error.value)
     assert tree.picture() == before
@@ -249,7 +255,7 @@ def test_an_interrupted_write_leaves_the_former_manifest(tree: Tree, monkeypatch
     def no_space(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(m.os, "fsync", no_space)
+    monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(OSError, match="No space"):
         tree.claim(files=["/etc/y"])
     monkeypatch.undo()
@@ -342,7 +348,9 @@ def test_check_mode_says_the_same_and_does_nothing(tree: Tree) -> None:
     tree.write("/etc/a", "stock")
     tree.node.unit("ours.service", "enabled", "active")
     tree.node.units.clear()
-    tree.claim(files=["/etc/a", "/etc/new/b"], units=["ours"], mounts=["/srv/l2"], users=["u"], data_paths=["/srv/m/data"])
+    tree.claim(
+        files=["/etc/a", "/etc/new/b"], units=["ours"], mounts=["/srv/l2"], users=["u"], data_paths=["/srv/m/data"]
+    )
     tree.write("/etc/a", "ours")
     tree.write("/etc/new/b", "ours")
     tree.write("/srv/m/data/f", "ours")
@@ -438,14 +446,23 @@ def test_units_of_ours_are_stopped_before_their_files_go(tree: Tree) -> None:
     assert "unit g.service" in result.removed
 
 
-STATES = [("enabled", "active"), ("enabled", "inactive"), ("disabled", "active"), ("disabled", "inactive"), ("masked", "inactive")]
+STATES = [
+    ("enabled", "active"),
+    ("enabled", "inactive"),
+    ("disabled", "active"),
+    ("disabled", "inactive"),
+    ("masked", "inactive"),
+]
 
 
 # A static unit can be masked only.
 @pytest.mark.parametrize(
-    ("former", "changed"), [*((a, b) for a in STATES for b in STATES if a != b), (("static", "inactive"), ("masked", "inactive"))]
+    ("former", "changed"),
+    [*((a, b) for a in STATES for b in STATES if a != b), (("static", "inactive"), ("masked", "inactive"))],
 )
-def test_units_that_were_there_get_their_state_back(tree: Tree, former: tuple[str, str], changed: tuple[str, str]) -> None:
+def test_units_that_were_there_get_their_state_back(
+    tree: Tree, former: tuple[str, str], changed: tuple[str, str]
+) -> None:
     tree.node.unit("x.service", *former)
     tree.claim(units=["x.service"])
     unit = tree.node.units["x.service"]

@@ -19,7 +19,7 @@ def run(capsys: pytest.CaptureFixture[str], check: bool = False, **arguments: An
 
 def test_life_of_a_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "etc").mkdir()
-    common = {"role": "demo", "root": str(tmp_path)}
+    common: dict[str, Any] = {"role": "demo", "root": str(tmp_path)}
     said = run(capsys, check=True, files=["/etc/x"], **common)
     assert said["changed"] and not (tmp_path / "var").exists()
     claimed = run(capsys, files=["/etc/x"], **common)

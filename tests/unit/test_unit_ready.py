@@ -55,8 +55,22 @@ class Node:
         if argv[0] == "journalctl":
             return 0, self.text, ""
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-        base = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "Result": "success", "NRestarts": "0", "Job": "0"}
-        return 0, "".join(f"{key}={value}\n" for key, value in {**base, "ActiveEnterTimestampMonotonic": "1000000", **look}.items()), ""
+        base = {
+            "LoadState": "loaded",
+            "ActiveState": "active",
+            "SubState": "running",
+            "Result": "success",
+            "NRestarts": "0",
+            "Job": "0",
+        }
+        return (
+            0,
+            "".join(
+                f"{key}={value}\n"
+                for key, value in {**base, "ActiveEnterTimestampMonotonic": "1000000", **look}.items()
+            ),
+            "",
+        )
 
 
 STARTING = {"ActiveState": "activating", "SubState": "auto-restart", "NRestarts": "4"}
@@ -67,7 +81,9 @@ def test_active_long_enough_needs_no_wait() -> None:
 
 
 def test_it_waits_for_a_slow_start_and_for_stability() -> None:
-    ready = Node(STARTING, STARTING, {"ActiveEnterTimestampMonotonic": "102000000"}).waiter.wait("x", u.Probe(stable_seconds=3), 60)
+    ready = Node(STARTING, STARTING, {"ActiveEnterTimestampMonotonic": "102000000"}).waiter.wait(
+        "x", u.Probe(stable_seconds=3), 60
+    )
     assert (ready.state, ready.seconds) == ("active", 5.0)
 
 
@@ -85,11 +101,19 @@ def test_a_crash_loop_is_no_success() -> None:
 @pytest.mark.parametrize(
     ("look", "reason", "seconds"),
     [
-        ({"ActiveState": "failed", "SubState": "failed", "Result": "exit-code", "ExecMainStatus": "3"}, "exit status 3", 0),
+        (
+            {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code", "ExecMainStatus": "3"},
+            "exit status 3",
+            0,
+        ),
         ({"LoadState": "not-found", "ActiveState": "inactive"}, "unit is not-found", 0),
         ({"LoadState": "masked", "ActiveState": "inactive"}, "unit is masked", 0),
         ({"ActiveState": "inactive", "SubState": "dead"}, "no start is queued", 2),
-        ({"ActiveState": "inactive", "SubState": "dead", "ConditionResult": "no"}, "a Condition of the unit is not met", 2),
+        (
+            {"ActiveState": "inactive", "SubState": "dead", "ConditionResult": "no"},
+            "a Condition of the unit is not met",
+            2,
+        ),
     ],
 )
 def test_what_will_not_come_up_fails_early(look: dict[str, str], reason: str, seconds: float) -> None:
@@ -108,7 +132,7 @@ def test_a_queued_start_is_waited_for() -> None:
     ("path", "contains", "reason"),
     [
         ("/health", "healthy", ""),
-        ("/health", "ready", "answered 200 without 'ready': {\"status\": \"healthy\"}"),
+        ("/health", "ready", 'answered 200 without \'ready\': {"status": "healthy"}'),
         ("/none", None, "answered 503: no workers"),
         ("/moved", None, "answered 302"),
     ],
@@ -139,8 +163,13 @@ def test_only_http_urls(url: str) -> None:
     assert u.check_url("http://127.0.0.1:8000/health") is None
 
 
-def test_module_fails_with_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    tools = {"systemctl": "printf 'LoadState=loaded\\nActiveState=failed\\nResult=exit-code\\n'", "journalctl": "echo the cause"}
+def test_module_fails_with_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tools = {
+        "systemctl": "printf 'LoadState=loaded\\nActiveState=failed\\nResult=exit-code\\n'",
+        "journalctl": "echo the cause",
+    }
     for name, script in tools.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
