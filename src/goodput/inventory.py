@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,11 +35,20 @@ class Node:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
+    def interactive(self) -> tuple[str, ...]:
+        """The same for a person at a terminal."""
+        at = len(self.command) - self.command[::-1].index("ControlMaster=no") if self.command else 0
+        rest = self.command[at:]
+        return ("ssh", *rest) if rest else ("sh",)
+
+    @property
     def address(self) -> str:
         return str(self.variables.get("ansible_host", self.name))
 
 
-def load(inventory: Path, pattern: str = "sparks", *, limit: str | None = None, basedir: Path | None = None) -> list[Node]:
+def load(
+    inventory: Path, pattern: str = "sparks", *, limit: str | None = None, basedir: Path | None = None
+) -> list[Node]:
     """Return the nodes that ``pattern`` (a group or host pattern) selects, in inventory order.
 
     ``basedir`` is the folder whose ``group_vars`` count as playbook variables. Raises InventoryError.
@@ -51,25 +61,33 @@ def load(inventory: Path, pattern: str = "sparks", *, limit: str | None = None, 
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
-    from ansible.plugins.loader import init_plugin_loader
+    from ansible.plugins.loader import connection_loader, init_plugin_loader
     from ansible.template import Templar
     from ansible.vars.manager import VariableManager
 
-    init_plugin_loader()
+    with warnings.catch_warnings():
+        # It may have been called in this process before.
+        warnings.simplefilter("ignore")
+        init_plugin_loader()
     loader = DataLoader()
     if basedir is not None:
         loader.set_basedir(str(basedir))
     try:
-        if constants.DEFAULT_VAULT_PASSWORD_FILE or constants.DEFAULT_VAULT_IDENTITY_LIST:
-            identities = CLI.build_vault_ids([], [constants.DEFAULT_VAULT_PASSWORD_FILE] if constants.DEFAULT_VAULT_PASSWORD_FILE else [])
-            loader.set_vault_secrets(CLI.setup_vault_secrets(loader, vault_ids=identities, auto_prompt=False))
+        files = [constants.DEFAULT_VAULT_PASSWORD_FILE] if constants.DEFAULT_VAULT_PASSWORD_FILE else []
+        identities = list(constants.DEFAULT_VAULT_IDENTITY_LIST or [])
+        if files or identities:
+            secrets = CLI.setup_vault_secrets(loader, identities, vault_password_files=files, auto_prompt=False)
+            loader.set_vault_secrets(secrets)
         manager = InventoryManager(loader=loader, sources=[str(inventory)])
         if limit:
             manager.subset(limit)
         hosts = manager.get_hosts(pattern)
         if not hosts:
             asked = f"{pattern!r}" + (f" limited to {limit!r}" if limit else "")
-            raise InventoryError(f"{inventory} has no host in {asked}; groups there: {', '.join(sorted(manager.groups))}")
+            groups = ", ".join(sorted(manager.groups))
+            raise InventoryError(f"{inventory} has no host in {asked}; groups there: {groups}")
+        # Loading the plugin makes its options known to Ansible's configuration.
+        connection_loader.get("ssh", class_only=True)
         variables = VariableManager(loader=loader, inventory=manager)
         nodes = []
         for host in hosts:
@@ -111,8 +129,13 @@ def _node(name: str, variables: Mapping[str, Any], constants: Any) -> Node:
         return Node(name, variables, (), become)
     if connection not in ("ssh", "smart"):
         raise InventoryError(f"{name} has ansible_connection {connection!r}; the acceptance suite knows ssh and local")
-    password = first("ansible_ssh_password", "ansible_ssh_pass", "ansible_password")
-    command = ["ssh", "-T", "-e", "none"]
+
+    def option(key: str) -> Any:
+        """The value that Ansible's own ssh connection would use: host variable, environment, ansible.cfg, default."""
+        return constants.config.get_config_value(key, plugin_type="connection", plugin_name="ssh", variables=variables)
+
+    password = option("password")
+    command = [str(option("ssh_executable")), "-T", "-e", "none"]
     environment: dict[str, str] = {}
     if password is None:
         command += ["-o", "BatchMode=yes"]
@@ -122,17 +145,17 @@ def _node(name: str, variables: Mapping[str, Any], constants: Any) -> Node:
         command, environment = ["sshpass", "-e", *command], {"SSHPASS": str(password)}
     # Joins a connection that Ansible left open, but never becomes one that outlives this process.
     command += ["-o", "ControlMaster=no"]
-    checking = first("ansible_ssh_host_key_checking", "ansible_host_key_checking", default=constants.HOST_KEY_CHECKING)
-    if str(checking).lower() in ("false", "no", "0"):
+    command += shlex.split(str(option("ssh_args") or ""))
+    if not option("host_key_checking"):
         command += ["-o", "StrictHostKeyChecking=no"]
-    for option, value in (
-        ("Port", first("ansible_port", "ansible_ssh_port")),
-        ("User", first("ansible_user", "ansible_ssh_user")),
-        ("IdentityFile", first("ansible_private_key_file", "ansible_ssh_private_key_file")),
+    for key, value in (
+        ("Port", option("port")),
+        ("User", option("remote_user")),
+        ("IdentityFile", option("private_key_file")),
+        ("ConnectTimeout", option("timeout")),
     ):
         if value is not None:
-            command += ["-o", f'{option}="{value}"']
-    for key in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
-        command += shlex.split(str(variables.get(key) or ""))
-    command += ["-o", f"ConnectTimeout={first('ansible_ssh_timeout', 'ansible_timeout', default=constants.DEFAULT_TIMEOUT)}"]
-    return Node(name, variables, (*command, str(first("ansible_host", "ansible_ssh_host", default=name))), become, environment)
+            command += ["-o", f'{key}="{value}"']
+    for key in ("ssh_common_args", "ssh_extra_args"):
+        command += shlex.split(str(option(key) or ""))
+    return Node(name, variables, (*command, str(option("host") or name)), become, environment)

@@ -206,10 +206,10 @@ class Session:
         self.close()
         where = f"{self.node.name} ({self.node.address})"
         cause = said.splitlines()[-1] if said else "the connection closed"
-        return Unreachable(f"{where}: {cause}; check that `ansible -m ping {self.node.name}` with this inventory answers")
+        return Unreachable(f"{where}: {cause}; check that `ansible -m ping {self.node.name}` answers")
 
 
-class SessionBackend(BaseBackend):
+class SessionBackend(BaseBackend):  # type: ignore[misc]
     """testinfra's backend over a Session, so that host.file, host.service and the rest run in the open shell."""
 
     NAME = "goodput"
@@ -226,7 +226,7 @@ class SessionBackend(BaseBackend):
         return self.result(result.rc, self.encode(line), result.stdout.encode(), result.stderr.encode())
 
 
-class NodeHost(Host):
+class NodeHost(Host):  # type: ignore[misc]
     """A testinfra host with its inventory name, its host variables and a batch helper."""
 
     def __init__(self, session: Session) -> None:

@@ -94,7 +94,9 @@ class Verdict:
             "nodes": nodes,
             "failures": [row.failure() for row in self.rows if not row.ok and not row.skipped],
             "skipped": [
-                {"node": r.node, "layer": r.layer, "check": r.check, "reason": r.skipped} for r in self.rows if r.skipped
+                {"node": row.node, "layer": row.layer, "check": row.check, "reason": row.skipped}
+                for row in self.rows
+                if row.skipped
             ],
         }
 
@@ -147,9 +149,8 @@ def judge(
     could_run = pytest_exit in (0, 1, 5)
     if could_run:
         for layer, text in silent.items():
-            found.append(
-                Row(SITE, layer, "The layer has checks", False, text, "at least one", f"look for tests/acceptance/test_*_{layer}.py")
-            )
+            remedy = f"look for tests/acceptance/test_*_{layer}.py"
+            found.append(Row(SITE, layer, "The layer has checks", False, text, "at least one", remedy))
     if could_run:
         if not executed:
             exit_code, reason = 1, reason or "no checks ran"
@@ -292,9 +293,10 @@ class Recorder:
         error = call.excinfo.value if call.excinfo else None
         if report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(getattr(report, "wasxfail", ""))
-            self.rows.append(Row(node, layer, name, True, skipped=reason.removeprefix("Skipped: ") or "no reason given"))
+            reason = reason.removeprefix("Skipped: ") or "no reason given"
+            self.rows.append(Row(node, layer, name, True, skipped=reason))
             return
-        recorded = [value for key, value in item.user_properties if key == _PROPERTY]
+        recorded: list[Any] = [value for key, value in item.user_properties if key == _PROPERTY]
         for entry in recorded if report.when == "call" else []:
             where = entry["node"] or node
             wanted = units + ([entry["unit"]] if entry["unit"] else [])
@@ -374,7 +376,7 @@ def _describe(error: BaseException | None, call: pytest.CallInfo[None]) -> str:
     if isinstance(error, AssertionError):
         return text
     place = call.excinfo.traceback[-1] if call.excinfo else None
-    where = f" ({place.path.name}:{place.lineno + 1})" if place is not None else ""
+    where = f" ({Path(place.path).name}:{place.lineno + 1})" if place is not None else ""
     return f"{type(error).__name__}: {text}{where}"
 
 
@@ -433,7 +435,9 @@ def render(verdict: Verdict, *, every_check: bool = False) -> RenderableType:
 
 
 def _count(nodes: Sequence[str]) -> str:
-    return ", ".join(f"{name} ×{nodes.count(name)}" if nodes.count(name) > 1 else name for name in dict.fromkeys(nodes))
+    return ", ".join(
+        f"{nodes.count(name)} on {name}" if nodes.count(name) > 1 else name for name in dict.fromkeys(nodes)
+    )
 
 
 def _mark(ok: bool) -> Text:
@@ -512,7 +516,8 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         target = output or Path(folder) / "verdict.json"
         target.unlink(missing_ok=True)
-        argv = [python, "-m", "goodput.verdict", "--inventory", str(inventory), "--output", str(target), "--hosts", pattern]
+        argv = [python, "-m", "goodput.verdict", "--inventory", str(inventory), "--output", str(target)]
+        argv += ["--hosts", pattern]
         argv += [part for layer in layers for part in ("--layer", layer)]
         argv += ["--limit", limit] if limit else []
         argv += ["--suite", str(suite)] if suite else []
@@ -528,7 +533,8 @@ def run(
 
 def suite_arguments(options: argparse.Namespace) -> list[str]:
     """The pytest command line of one acceptance run: no project configuration, no plugin that is not needed."""
-    arguments = ["-c", os.devnull, "--rootdir", str(options.suite), "--import-mode", "importlib", "-p", "no:cacheprovider"]
+    arguments = ["-c", os.devnull, "--rootdir", str(options.suite), "--import-mode", "importlib"]
+    arguments += ["-p", "no:cacheprovider"]
     arguments += ["-p", "testinfra.plugin", "-p", "goodput.verdict"]
     arguments += ["-q", "--no-header", "--tb=short"] if options.verbose else ["-p", "no:terminal"]
     arguments += ["--hosts", f"ansible://{options.hosts}", "--ansible-inventory", str(options.inventory)]

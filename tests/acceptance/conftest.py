@@ -14,8 +14,8 @@ name in the verdict. Everything runs as root in one shell per node that stays op
 
 host    testinfra host (``host.run``, ``host.file`` ...), root, once per node; ``host.name``, ``host.vars`` (inventory)
 nodes   all of them in inventory order; ``first`` the first; ``peer`` the next node after ``host`` (skips if alone)
-sh      ``sh({name: command}, node=None, fresh=False)`` -> {name: Result(rc, stdout, stderr, ok)}: one round trip for all
-        commands; answers are remembered for the session unless ``fresh``
+sh      ``sh({name: command}, node=None, fresh=False)`` -> {name: Result(rc, stdout, stderr, ok)}: one round trip
+        for all commands; answers are remembered for the session unless ``fresh``
 check   ``check(found, required, remedy, ok=None, what=None, unit=None, node=None)``: ok defaults to found == required;
         records a row of the verdict and fails the test if not ok. Call it several times with ``what`` for several rows.
 """
@@ -83,7 +83,7 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[list[NodeHost]]:
         outcomes = list(pool.map(_open, hosts))
     problems = [text for text in outcomes if text]
     if problems:
-        verdict.could_not_run(config, "; ".join(problems))
+        verdict.could_not_run(config, "\n".join(problems))
     verdict.set_nodes(config, hosts)
     yield hosts
     for host in hosts:
