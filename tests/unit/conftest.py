@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTIONS = ROOT / "collections"
 
-for entry in (ROOT / "src", COLLECTIONS):
+for entry in (ROOT / "src", ROOT / "tools", COLLECTIONS):
     if str(entry) not in sys.path:
         sys.path.insert(0, str(entry))
 os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(COLLECTIONS)
