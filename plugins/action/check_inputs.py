@@ -1,0 +1,93 @@
+# Copyright: (c) The goodput.spark authors
+# SPDX-License-Identifier: Apache-2.0
+"""Check a site's inputs on the controller, before any node is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
+from ansible_collections.goodput.spark.plugins.module_utils import inputs
+from ansible_collections.goodput.spark.plugins.module_utils.preflight import ERROR, render_table
+
+PLAIN = (str, bool, int, float, list, tuple, Mapping, type(None))
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+    _VALID_ARGS = frozenset(("nodes", "release", "plan", "platform", "engine", "foreign_variables"))
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        # The collection's own directory, in a clone as in an installed collection.
+        root = Path(__file__).resolve().parents[2]
+        known = inputs.load_known(root)
+        site = self._site(variables, known)
+        findings = [finding.as_dict() for finding in inputs.validate(site, known)]
+        errors = [finding for finding in findings if finding["severity"] == ERROR]
+        result.update(changed=False, findings=findings, release_set={})
+        if errors:
+            result.update(failed=True, msg=render_table(findings, "inputs"))
+            return result
+        release = root / "vars/releases" / f"{site.choices['goodput_release']}.yml"
+        result["release_set"] = inputs.read_yaml(release).get("goodput_release_set", {})
+        result["msg"] = render_table(findings, "inputs")
+        return result
+
+    def _site(self, task_vars: Mapping[str, Any], known: inputs.Known) -> inputs.Site:
+        arguments = self._task.args
+        nodes = [str(node) for node in arguments.get("nodes") or []]
+        hostvars = task_vars["hostvars"]
+        per_node: dict[str, dict[str, Any]] = {}
+        addresses, ports, management = {}, {}, {}
+        unresolved: set[str] = set()
+        for node in nodes:
+            if node not in hostvars:
+                raise AnsibleError(
+                    f"{node} is named in nodes but is not in the inventory: add it, or correct preflight_nodes"
+                )
+            values = hostvars[node]
+            addresses[node] = str(self._resolve(values, "ansible_host", node))
+            ports[node] = int(self._resolve(values, "ansible_port", 22) or 22)
+            management[node] = str(self._resolve(values, "goodput_management_address", addresses[node]))
+            per_node[node] = {}
+            # Play variables are in task_vars only; the host's own are in both.
+            for name in {*values, *task_vars}:
+                if not isinstance(name, str) or name.startswith(("ansible_", "__", "inventory_", "omit")):
+                    continue
+                value = self._resolve(values, name, unresolved) if name in values else unresolved
+                if value is unresolved or not isinstance(value, PLAIN):
+                    unresolved.add(name)
+                    value = None
+                per_node[node][name] = value
+        choices = {
+            f"goodput_{'plan_name' if name == 'plan' else name}": str(arguments[name])
+            for name in ("release", "plan", "platform", "engine")
+            if arguments.get(name) not in (None, "")
+        }
+        return inputs.Site(
+            nodes=nodes,
+            addresses=addresses,
+            ports=ports,
+            management=management,
+            variables=per_node,
+            unresolved=frozenset(unresolved),
+            command_line=frozenset(load_extra_vars(self._loader)),
+            foreign_variables=arguments.get("foreign_variables") or [],
+            choices=choices,
+        )
+
+    @staticmethod
+    def _resolve(values: Mapping[str, Any], name: str, default: Any) -> Any:
+        """The variable's value, or the default if it is not set or can not be resolved outside its role."""
+        try:
+            return values.get(name, default)
+        except AnsibleError:
+            return default
