@@ -196,6 +196,23 @@ class Decision:
         }
 
 
+def is_pending(wish: Wish, record: Record | None, decision: Decision) -> bool:
+    """Does l2_filesystem have something to do: make, reserve again, or write down an adopted or half-recorded one?"""
+    if decision.action == "keep" and wish.backend != "directory":
+        return record is None or not record.made or record.uuid != decision.uuid
+    return decision.action in ("make", "allocate")
+
+
+# Programs that a backend needs on the node, with the package that brings each.
+TOOLS = {"image": {"mkfs.xfs": "xfsprogs"}, "device": {"mkfs.xfs": "xfsprogs"}, "directory": {}}
+TOOLS["lv"] = {"mkfs.xfs": "xfsprogs", "lvcreate": "lvm2"}
+
+
+def missing_packages(backend: str, fio: bool, which: Callable[[str], str | None]) -> list[str]:
+    tools = TOOLS[backend] | ({"fio": "fio"} if fio else {})
+    return [package for program, package in tools.items() if which(program) is None]
+
+
 def gib(size_bytes: float) -> float:
     return round(size_bytes / GIB, 2)
 
@@ -721,6 +738,12 @@ def probe_disk(run: Runner, disk: Disk) -> Disk:
     return replace(disk, signatures=signatures, probe_error=error, busy=_exclusive_open_fails(disk.path))
 
 
+def filesystem_uuid(run: Runner, source: str) -> str:
+    """UUID that the medium of a mounted filesystem has, or an empty string."""
+    code, out, _err = run(["blkid", "-p", "-o", "value", "-s", "UUID", source])
+    return out.strip() if code == 0 else ""
+
+
 def read_record(path: str) -> Record | None:
     try:
         data = json.loads(Path(path).read_text())
@@ -729,15 +752,15 @@ def read_record(path: str) -> Record | None:
     return Record(**{key: data[key] for key in Record.__dataclass_fields__ if key in data})
 
 
-def find_mount(mountinfo: str, path: str) -> tuple[str, str, tuple[str, ...], str] | None:
-    """(source, fstype, options, major:minor) of what mountinfo shows at ``path``; the last mount wins."""
+def find_mount(mountinfo: str, path: str) -> tuple[str, str, tuple[str, ...]] | None:
+    """(source, fstype, options) of what mountinfo shows at ``path``; the last mount wins."""
     found = None
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         fields, tail = left.split(), right.split()
         if len(fields) >= 6 and len(tail) >= 3 and fields[4].replace("\\040", " ") == path:
             options = dict.fromkeys([*fields[5].split(","), *tail[2].split(",")])
-            found = (tail[1], tail[0], tuple(options), fields[2])
+            found = (tail[1], tail[0], tuple(options))
     return found
 
 
@@ -822,9 +845,8 @@ def gather(run: Runner, wish: Wish, record_path: str, lvm: bool = True) -> Facts
     mount, mount_uuid = None, ""
     if found:
         space = os.statvfs(real)
-        mount = Mount(*found[:3], space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
-        code, out, _err = run(["blkid", "-p", "-o", "value", "-s", "UUID", f"/dev/block/{found[3]}"])
-        mount_uuid = out.strip() if code == 0 else ""
+        mount = Mount(*found, space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
+        mount_uuid = filesystem_uuid(run, found[0])
     source, options = parse_fstab(_read("/etc/fstab"), wish.mount_point)
     directory = existing_parent(real)
     space = os.statvfs(directory)

@@ -27,10 +27,12 @@ from ansible_collections.goodput.spark.plugins.module_utils.l2_disk import (
     Runner,
     Wish,
     decide,
+    filesystem_uuid,
     find_mount,
     full_problem,
     gather,
     gib,
+    is_pending,
     parse_fstab,
     parse_wipefs,
     read_record,
@@ -94,9 +96,7 @@ def make(run: Runner, wish: Wish, record_path: str, uuid: str, check: bool = Fal
         "label": wish.label,
         "made": True,
     }
-    adopted = decision.action != "make" and (facts.record is None or facts.record.uuid != decision.uuid)
-    finished = decision.action != "make" and facts.record is not None and not facts.record.made
-    changed = decision.action in ("make", "allocate") or adopted or finished
+    changed = is_pending(wish, facts.record, decision)
     if check or not changed:
         return changed, decision
     if decision.action == "allocate":
@@ -117,8 +117,7 @@ def make(run: Runner, wish: Wish, record_path: str, uuid: str, check: bool = Fal
         )
         if wish.backend != "image":
             must(run, ["udevadm", "settle", "--timeout=30"])
-    if adopted or finished or decision.action == "make":
-        write_record(record_path, content)
+    write_record(record_path, content)
     return True, decision
 
 
@@ -127,7 +126,7 @@ def remove(run: Runner, mount_point: str, record_path: str, label: str, check: b
     record = read_record(record_path)
     if record is None:
         return False, "no L2 filesystem of this role is recorded on this node"
-    if find_mount(Path("/proc/self/mountinfo").read_text(), os.path.realpath(mount_point)):
+    if not check and find_mount(Path("/proc/self/mountinfo").read_text(), os.path.realpath(mount_point)):
         raise L2Error(
             f"found {mount_point} still mounted; required: unmounted; fix: stop goodput-lmcache and run the reset again"
         )
@@ -268,7 +267,7 @@ def store_problem(expected: Expected) -> Problem | None:
 
 
 def mount_problems(
-    expected: Expected, mount: tuple[str, str, tuple[str, ...], str] | None, uuid: str, fstab: tuple[str, str]
+    expected: Expected, mount: tuple[str, str, tuple[str, ...]] | None, uuid: str, fstab: tuple[str, str]
 ) -> list[Problem]:
     """Is the filesystem this role made mounted with its options, and will it be after a reboot?"""
     remedy = "ansible-playbook site.yml --tags nvme_l2 mounts it as required"
@@ -279,7 +278,7 @@ def mount_problems(
             )
         ]
     problems = []
-    source, fstype, options, _device = mount
+    source, fstype, options = mount
     if uuid != expected.uuid or fstype != "xfs":
         problems.append(
             Problem(
@@ -313,10 +312,7 @@ def examine(run: Runner, expected: Expected) -> tuple[list[Problem], dict[str, A
     mount = find_mount(Path("/proc/self/mountinfo").read_text(), real)
     figures: dict[str, Any] = {"source": "", "fstype": "", "options": "", "total_gib": 0.0, "available_gib": 0.0}
     if expected.uuid:
-        uuid = ""
-        if mount:
-            code, out, _err = run(["blkid", "-p", "-o", "value", "-s", "UUID", f"/dev/block/{mount[3]}"])
-            uuid = out.strip() if code == 0 else ""
+        uuid = filesystem_uuid(run, mount[0]) if mount else ""
         problems = mount_problems(
             expected, mount, uuid, parse_fstab(Path("/etc/fstab").read_text(), expected.mount_point)
         )

@@ -67,6 +67,10 @@ options:
     description: A mounted L2 with less free space than this is a problem.
     type: float
     default: 0
+  fio:
+    description: Also look whether fio is installed.
+    type: bool
+    default: false
   record:
     description: File in which goodput.spark.l2_filesystem writes down what it made.
     type: path
@@ -134,6 +138,15 @@ size_bytes:
   description: Size of the device or image.
   type: int
   returned: always
+pending:
+  description: Whether goodput.spark.l2_filesystem has something to do.
+  type: bool
+  returned: always
+packages_missing:
+  description: Packages that bring the tools which are not on the node.
+  type: list
+  elements: str
+  returned: always
 candidates:
   description: Empty disks with C(path), C(serial), C(size_gib), C(model).
   type: list
@@ -161,6 +174,7 @@ def argument_spec() -> dict[str, Any]:
         "logical_volume": {"type": "str", "default": "goodput_l2"},
         "owner": {"type": "str", "default": ""},
         "free_floor_percent": {"type": "float", "default": 0.0},
+        "fio": {"type": "bool", "default": False},
         "record": {"type": "path", "default": "/var/lib/goodput/nvme_l2.json"},
     }
 
@@ -186,10 +200,18 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     wish = wish_of(module.params)
     try:
-        decision = l2_disk.decide(wish, l2_disk.gather(module.run_command, wish, module.params["record"]))
+        facts = l2_disk.gather(module.run_command, wish, module.params["record"])
+        decision = l2_disk.decide(wish, facts)
     except (OSError, ValueError, RuntimeError) as error:
         module.fail_json(msg=f"l2_disk: {error}")
-    module.exit_json(changed=False, **decision.as_result())
+    for warning in decision.warnings:
+        module.warn(warning)
+    module.exit_json(
+        changed=False,
+        pending=l2_disk.is_pending(wish, facts.record, decision),
+        packages_missing=l2_disk.missing_packages(wish.backend, module.params["fio"], module.get_bin_path),
+        **decision.as_result(),
+    )
 
 
 if __name__ == "__main__":
