@@ -36,3 +36,27 @@ virtual-fresh: ## Power it off and forget its disks: the next boot is stock
 .PHONY: role
 role: ## One role on INVENTORY: make role ROLE=rdma [ARGS=...]
 	@$(WITH_ENV) ansible-playbook -i $(INVENTORY) playbooks/role.yml -e role=$(ROLE) $(ARGS) </dev/null
+
+.PHONY: lint
+lint: setup-test ## Every static check; all of them run, then it fails if one did
+	@failed=
+	step() { printf '== %s\n' "$$*"; "$$@" || failed="$$failed$$(printf '\n  %s' "$$*")"; }
+	step ruff check --quiet .
+	step ruff format --check --quiet .
+	step python tools/check_argspecs.py
+	step python tools/check_variables.py
+	step python tools/role_readmes.py --check
+	step python tools/check_plugin_docs.py
+	step antsibull-changelog lint
+	step yamllint --strict .
+	step mypy
+	step ansible-lint -q
+	if [ -n "$$failed" ]; then printf 'lint: failed:%s\n' "$$failed" >&2; exit 1; fi
+
+.PHONY: unit
+unit: setup-test ## Unit tests: no node, no network
+	@pytest tests/unit -n 2 -q
+
+.PHONY: docs
+docs: setup-test ## Write the tables of inputs in the roles' READMEs
+	@python tools/role_readmes.py
