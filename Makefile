@@ -21,6 +21,23 @@ setup: ## Install what `make site` needs (a second run does nothing)
 setup-test:
 	@python3 tools/bootstrap.py --virtual --test
 
+.PHONY: site
+site: setup ## From stock to a verified first token (INVENTORY=inventory/pair for two Sparks)
+	@if [ "$(INVENTORY)" = inventory/virtual ]; then goodput virtual up; fi
+	goodput site -i $(INVENTORY) $(ARGS)
+
+.PHONY: test
+test: setup-test ## Everything: lint, unit, then the virtual pair through molecule and every fault
+	@python tools/stages.py $(STAGES)
+
+.PHONY: virtual-ssh
+virtual-ssh: ## A shell on a guest: make virtual-ssh NODE=spark2
+	@goodput virtual ssh $(or $(NODE),spark1)
+
+.PHONY: bench-site
+bench-site: setup ## Seconds of every stage from nothing to the first token, and of a second run
+	@goodput bench site -i $(INVENTORY)
+
 .PHONY: virtual-up
 virtual-up: setup ## Build and boot the virtual pair, write inventory/virtual
 	@ansible-playbook -i localhost, playbooks/virtual_pair.yml -e virtual_pair_state=up </dev/null

@@ -113,7 +113,9 @@ class Settings:
 # --- what a guest's own copy of the image gets ---------------------------------------------------------------------
 
 
-def identity_files(guest: Guest, public_key: str, host_key: str, host_key_public: str) -> dict[str, tuple[str, int, int]]:
+def identity_files(
+    guest: Guest, public_key: str, host_key: str, host_key_public: str
+) -> dict[str, tuple[str, int, int]]:
     """Files of one guest: path -> (content, mode, uid). A stock Spark has them after its first-boot wizard."""
     netplan = {
         "network": {
@@ -157,7 +159,9 @@ def debugfs_commands(files: dict[str, tuple[str, int, int]], sources: dict[str, 
     return "\n".join(lines) + "\n"
 
 
-def qemu_arguments(guest: Guest, settings: Settings, arch: Arch, accel: str, ports: dict[str, int], machine_id: str) -> list[str]:
+def qemu_arguments(
+    guest: Guest, settings: Settings, arch: Arch, accel: str, ports: dict[str, int], machine_id: str
+) -> list[str]:
     """The QEMU command line of one guest; every path is relative to ``settings.directory`` or inside the cache.
 
     ``ports`` maps ``ssh`` and ``http`` to loopback ports.
@@ -172,7 +176,14 @@ def qemu_arguments(guest: Guest, settings: Settings, arch: Arch, accel: str, por
     command += ["-machine", arch.machine, "-accel", accel]
     command += ["-cpu", "host" if accel == "kvm" else arch.emulated_cpu]
     command += ["-smp", str(settings.cpus), "-m", str(settings.memory_mib)]
-    command += ["-kernel", str(settings.image / "vmlinuz"), "-initrd", str(settings.image / "initrd.img"), "-append", append]
+    command += [
+        "-kernel",
+        str(settings.image / "vmlinuz"),
+        "-initrd",
+        str(settings.image / "initrd.img"),
+        "-append",
+        append,
+    ]
     command += ["-serial", f"file:{home}/console.log", "-qmp", f"unix:{home}/qmp.sock,server=on,wait=off"]
     disks = [
         ("root", f"{home}/root.qcow2", "qcow2", "virtio-blk-pci", ""),
@@ -214,7 +225,9 @@ def kvm_works(settings: Settings, arch: Arch, cpuinfo: str | None = None, second
     command += ["-accel", "kvm", "-cpu", "host", "-m", "256", "-no-reboot", "-kernel", str(settings.image / "vmlinuz")]
     command += ["-append", f"console={arch.console} panic=-1", "-serial", f"file:{log}"]
     log.unlink(missing_ok=True)
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
         deadline = time.monotonic() + seconds
         try:
             while time.monotonic() < deadline:
@@ -273,7 +286,9 @@ class Pair:
 
     def console_tail(self, guest: Guest, lines: int = 30) -> str:
         path = self.directory / guest.name / "console.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "(no serial output)"
+        return (
+            "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "(no serial output)"
+        )
 
     def ssh_command(self, guest: Guest, *command: str) -> list[str]:
         port = self.state["ports"][guest.name]["ssh"]
@@ -348,12 +363,16 @@ class Pair:
             # The overlay's own base carries the identity, so that the shared image stays as built.
             own = home / "base.ext4"
             subprocess.run(["cp", "--sparse=always", "--reflink=auto", str(base), str(own)], check=True)
-            result = subprocess.run(["debugfs", "-w", "-f", str(script), str(own)], capture_output=True, text=True, check=True)
+            result = subprocess.run(
+                ["debugfs", "-w", "-f", str(script), str(own)], capture_output=True, text=True, check=True
+            )
             shutil.rmtree(staging)
             if "No space" in result.stderr or "Could not allocate" in result.stderr:
                 raise VirtualPairError(f"writing the identity of {guest.name} failed: {result.stderr}")
             subprocess.run(
-                ["qemu-img", "create", "-q", "-f", "qcow2", "-b", "base.ext4", "-F", "raw", "root.qcow2"], cwd=home, check=True
+                ["qemu-img", "create", "-q", "-f", "qcow2", "-b", "base.ext4", "-F", "raw", "root.qcow2"],
+                cwd=home,
+                check=True,
             )
         l2 = home / "nvme-l2.raw"
         if not l2.exists():
@@ -367,7 +386,9 @@ class Pair:
             self.state["keep_sha256"] = hashlib.sha256(data).hexdigest()
             with keep.open("wb") as stream:
                 stream.truncate(4 * GIB)
-            subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", "-L", "models", "-d", str(content), str(keep)], check=True)
+            subprocess.run(
+                ["mke2fs", "-q", "-F", "-t", "ext4", "-L", "models", "-d", str(content), str(keep)], check=True
+            )
             shutil.rmtree(content)
             self._save()
 
@@ -420,7 +441,9 @@ class Pair:
             if result.stdout.strip() in ("running", "degraded"):
                 return time.monotonic() - start
             time.sleep(2)
-        raise self._fail(guest, f"not ready within {self.settings.boot_timeout_seconds} s; last answer: {answer or 'none'}")
+        raise self._fail(
+            guest, f"not ready within {self.settings.boot_timeout_seconds} s; last answer: {answer or 'none'}"
+        )
 
     def up(self, wait: bool = True) -> bool:
         """Start what does not run and wait for it; True if anything was started. A running pair is left alone."""
@@ -469,7 +492,9 @@ class Pair:
         """Forget the guests' disks; the next ``up`` makes stock ones. Refused while a guest runs."""
         for guest in GUESTS:
             if self.pid(guest) is not None:
-                raise VirtualPairError(f"{guest.name} is running (pid {self.pid(guest)}): run `make virtual-down` first")
+                raise VirtualPairError(
+                    f"{guest.name} is running (pid {self.pid(guest)}): run `make virtual-down` first"
+                )
             for name in ("root.qcow2", "base.ext4", "nvme-l2.raw", "nvme-data.raw"):
                 (self.directory / guest.name / name).unlink(missing_ok=True)
         self.state.pop("image", None)

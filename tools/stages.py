@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Run the stages of `make test` in order, stop at the first that fails, and say what ran and how long it took.
+
+Each stage's output goes to ``.goodput/test/STAGE.log``; the end of a failed stage's log is printed. The last line is
+``N passed, N failed, N skipped`` over all test runners and stages, after the reasons of everything that was skipped.
+Exit 0 all passed, 1 a stage failed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / ".goodput/test"
+NEXT_VENV = ".venv-core-next"
+
+
+@dataclass
+class Stage:
+    """One command; ``env_file`` loads the virtual pair's environment first, once it exists."""
+
+    name: str
+    command: list[str]
+    env_file: bool = False
+    skip: str = ""
+    extra_env: dict[str, str] = field(default_factory=dict)
+
+
+def other_python() -> str | None:
+    """An interpreter for the other supported end of ansible-core: 2.21 needs 3.12 or newer, 2.19 runs on 3.11."""
+    wanted = ("3.13", "3.12", "3.14") if sys.version_info < (3, 12) else ("3.11",)
+    names = [f"python{version}" for version in wanted]
+    for name in names:
+        for folder in [*os.environ.get("PATH", "").split(":"), *map(str, Path.home().glob(".pyenv/versions/*/bin"))]:
+            path = shutil.which(name, path=folder)
+            # A version manager's shim answers only for the version it selects.
+            if path and subprocess.run([path, "-c", "import ensurepip"], capture_output=True).returncode == 0:
+                return path
+    return None
+
+
+def stages() -> list[Stage]:
+    play = ["ansible-playbook", "-i", "inventory/virtual"]
+    python = other_python()
+    why = "" if python else "no second Python (3.12 or newer, or 3.11 beside a newer one) on this machine"
+    other = python or "python3"
+    pytest_next = [f"{NEXT_VENV}/bin/pytest", "tests/unit", "-n", "2", "-q", "-rs"]
+    return [
+        Stage("lint", ["make", "lint"]),
+        Stage("unit", ["pytest", "tests/unit", "-n", "2", "-q", "-rs"]),
+        Stage("core-next-setup", [other, "tools/bootstrap.py", "--test", f"--venv={NEXT_VENV}"], skip=why),
+        Stage("core-next-unit", pytest_next, skip=why),
+        Stage("stock pair", ["make", "virtual-fresh", "virtual-up"]),
+        Stage("check on stock nodes", [*play, "--check", "site.yml"], env_file=True),
+        Stage("molecule default", ["molecule", "test", "-s", "default", "--destroy=never"], env_file=True),
+        Stage("molecule serving", ["molecule", "test", "-s", "serving", "--destroy=never"], env_file=True),
+        Stage("faults", ["pytest", "tests/faults", "-q", "-rs", "-x"], env_file=True),
+        Stage("core-next-converge", [f"{NEXT_VENV}/bin/ansible-playbook", *play[1:], "playbooks/host.yml"], True, why),
+        Stage("reset", ["molecule", "cleanup", "-s", "serving"], env_file=True),
+        Stage("pair off", ["make", "virtual-down"]),
+    ]
+
+
+def environment(stage: Stage) -> dict[str, str]:
+    env = {**os.environ, "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}", **stage.extra_env}
+    env_file = ROOT / "inventory/virtual/ansible.env"
+    if stage.env_file and env_file.exists():
+        lines = [line for line in env_file.read_text().splitlines() if "=" in line and not line.startswith("#")]
+        values = dict(line.split("=", 1) for line in lines)
+        if stage.command[0].startswith(NEXT_VENV):
+            values = {k: v.replace("/.venv/", f"/{NEXT_VENV}/") for k, v in values.items()}
+            plugins = values.get("ANSIBLE_STRATEGY_PLUGINS", "")
+            found = sorted(ROOT.glob(f"{NEXT_VENV}/lib/python3.*/site-packages/ansible_mitogen/plugins/strategy"))
+            if plugins and found:
+                values["ANSIBLE_STRATEGY_PLUGINS"] = str(found[0])
+        env.update(values)
+    return env
+
+
+def counts(text: str) -> dict[str, int]:
+    """Totals of the pytest summary lines in a log."""
+    total = {"passed": 0, "failed": 0, "error": 0, "skipped": 0}
+    for line in re.findall(r"^=* ?(\d+ (?:passed|failed|skipped|error).*) in [\d.]+s", text, re.M):
+        for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", line):
+            total[word] += int(number)
+    return total
+
+
+def main() -> None:
+    LOGS.mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[str, str, float]] = []
+    reasons: list[str] = []
+    total = {"passed": 0, "failed": 0, "skipped": 0}
+    begin = time.monotonic()
+    only = sys.argv[1:]
+    for stage in stages():
+        if only and stage.name not in only:
+            continue
+        if stage.skip:
+            rows.append((stage.name, "skipped", 0.0))
+            reasons.append(f"{stage.name}: {stage.skip}")
+            total["skipped"] += 1
+            continue
+        log = LOGS / f"{stage.name.replace(' ', '-')}.log"
+        print(f"== {stage.name}: {' '.join(stage.command)}", flush=True)
+        start = time.monotonic()
+        with log.open("w") as stream:
+            result = subprocess.run(
+                stage.command,
+                cwd=ROOT,
+                env=environment(stage),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+        seconds = time.monotonic() - start
+        text = log.read_text(errors="replace")
+        ran = counts(text)
+        total["passed"] += ran["passed"] + (result.returncode == 0)
+        total["failed"] += ran["failed"] + ran["error"] + (result.returncode != 0)
+        total["skipped"] += ran["skipped"]
+        reasons += [f"{stage.name}: {line}" for line in re.findall(r"^SKIPPED .*", text, re.M)]
+        rows.append((stage.name, "ok" if result.returncode == 0 else f"exit {result.returncode}", seconds))
+        tests = f", {ran['passed']} tests passed" if ran["passed"] else ""
+        print(f"   {rows[-1][1]} in {seconds:.0f} s{tests}", flush=True)
+        if result.returncode:
+            print("\n".join(text.splitlines()[-120:]))
+            print(f"stage {stage.name!r} failed; whole log: {log}", flush=True)
+            break
+    print("\nstage                    result      seconds")
+    for name, outcome, seconds in rows:
+        print(f"{name:<24} {outcome:<10} {seconds:8.0f}")
+    print(f"{'all':<24} {'':<10} {time.monotonic() - begin:8.0f}")
+    for reason in reasons:
+        print(f"skipped: {reason}")
+    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+    sys.exit(1 if total["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()
