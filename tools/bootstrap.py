@@ -76,7 +76,10 @@ def install_system(uses: set[str]) -> bool:
     if not as_root:
         sudo = shutil.which("sudo")
         if sudo is None or subprocess.run([sudo, "-n", "true"], capture_output=True).returncode:
-            refuse(f"{len(missing)} system packages are missing and this user may not install them. Run:\n  sudo sh -c '{line}'")
+            refuse(
+                f"{len(missing)} system packages are missing and this user may not install them. Run:\n"
+                f"  sudo sh -c '{line}'"
+            )
         prefix = ["sudo", "-n"]
     say(f"installing {' '.join(missing)}")
     log = CACHE / "apt.log"
@@ -117,8 +120,9 @@ def make_venv(venv: Path, requirements: Path) -> bool:
         run([sys.executable, "-m", "venv", "--clear", str(venv)])
     pip(venv, "install", "--require-hashes", "-r", str(requirements))
     # The package of this checkout itself, without resolving anything.
-    site = subprocess.check_output([str(venv / "bin/python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-    (Path(site.decode().strip()) / "goodput-checkout.pth").write_text(f"{ROOT / 'src'}\n{ROOT / 'collections'}\n")
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = subprocess.check_output([str(venv / "bin/python"), "-c", ask], text=True)
+    (Path(site.strip()) / "goodput-checkout.pth").write_text(f"{ROOT / 'src'}\n{ROOT / 'collections'}\n")
     entry = venv / "bin/goodput"
     entry.write_text(f"#!{venv / 'bin/python'}\nfrom goodput.cli import main\nmain()\n")
     entry.chmod(0o755)
@@ -135,7 +139,8 @@ def unpack_collections(venv: Path) -> bool:
         return False
     say(f"collections {' '.join(COLLECTIONS)}")
     store = CACHE / "collections"
-    pip(venv, "download", "--no-deps", "--require-hashes", "--only-binary=:all:", "-d", str(store), "-r", str(requirements))
+    flags = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
+    pip(venv, "download", *flags, "-d", str(store), "-r", str(requirements))
     wheels = sorted(store.glob("ansible-*.whl"))
     with zipfile.ZipFile(wheels[-1]) as wheel:
         for name in COLLECTIONS:
@@ -153,7 +158,8 @@ def main() -> None:
     parser.add_argument("--venv", default=".venv", help="virtual environment to make (default %(default)s)")
     arguments = parser.parse_args()
     if sys.version_info < MIN_PYTHON:
-        refuse(f"found Python {platform.python_version()}, required {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer: run it with a newer python3")
+        required = f"{MIN_PYTHON[0]}.{MIN_PYTHON[1]}"
+        refuse(f"found Python {platform.python_version()}, required {required} or newer: run it with a newer python3")
     venv = ROOT / arguments.venv
     changed = install_system({"controller"} | ({"virtual"} if arguments.virtual else set()))
     # The test environment holds the controller's packages too, so it is never replaced by the smaller one.

@@ -150,7 +150,7 @@ def identity_files(
 
 
 def debugfs_commands(files: dict[str, tuple[str, int, int]], sources: dict[str, str]) -> str:
-    """Commands for ``debugfs -w -f`` that write ``files`` (path -> content, mode, uid) from ``sources`` (path -> file)."""
+    """Commands for ``debugfs -w -f``: write ``files`` (path -> content, mode, uid) from ``sources`` (path -> file)."""
     lines = ["mkdir /home/spark/.ssh", "sif /home/spark/.ssh mode 040700"]
     lines += [f"sif /home/spark/.ssh {field} 1000" for field in ("uid", "gid")]
     for path, (_, mode, uid) in files.items():
@@ -379,17 +379,17 @@ class Pair:
             with l2.open("wb") as stream:
                 stream.truncate(self.settings.l2_gib * GIB)
         if not keep.exists():
-            content = home / "data"
-            content.mkdir(exist_ok=True)
+            folder = home / "data"
+            folder.mkdir(exist_ok=True)
             data = (hashlib.sha256(b"goodput").digest() * (KEEP_BYTES // 32))[:KEEP_BYTES]
-            (content / KEEP_FILE).write_bytes(data)
+            (folder / KEEP_FILE).write_bytes(data)
             self.state["keep_sha256"] = hashlib.sha256(data).hexdigest()
             with keep.open("wb") as stream:
                 stream.truncate(4 * GIB)
             subprocess.run(
-                ["mke2fs", "-q", "-F", "-t", "ext4", "-L", "models", "-d", str(content), str(keep)], check=True
+                ["mke2fs", "-q", "-F", "-t", "ext4", "-L", "models", "-d", str(folder), str(keep)], check=True
             )
-            shutil.rmtree(content)
+            shutil.rmtree(folder)
             self._save()
 
     def _start(self, guest: Guest) -> None:
@@ -414,8 +414,8 @@ class Pair:
         log = self.directory / guest.name / "qemu.log"
         said = log.read_text(errors="replace").strip() if log.exists() else ""
         return VirtualPairError(
-            f"{guest.name}: {reason}\nQEMU said: {said or '(nothing)'}\nlast lines of {self.directory / guest.name}/console.log:\n"
-            + self.console_tail(guest)
+            f"{guest.name}: {reason}\nQEMU said: {said or '(nothing)'}\n"
+            f"last lines of {self.directory / guest.name}/console.log:\n" + self.console_tail(guest)
         )
 
     def wait_ready(self, guest: Guest) -> float:

@@ -53,7 +53,6 @@ import hashlib
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.goodput.spark.plugins.module_utils.virtual_pair import make_media
 
 

@@ -100,7 +100,6 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.goodput.spark.plugins.module_utils.virtual_pair import Pair, Settings, VirtualPairError
 
 

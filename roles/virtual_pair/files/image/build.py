@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Build the guests' base image once and keep it under the hash of its recipe.
 
-Prints one JSON object: {"directory", "changed", "seconds"}. The directory holds ``base.ext4`` (root filesystem without a
-partition table), ``vmlinuz``, ``initrd.img`` and ``mirror/`` (an offline package archive with what the roles install).
+Prints one JSON object: {"directory", "changed", "seconds"}. The directory holds ``base.ext4`` (root filesystem without
+a partition table), ``vmlinuz``, ``initrd.img`` and ``mirror/`` (an offline package archive with what roles install).
 Standard library only.
 """
 
@@ -48,16 +48,17 @@ def build(target: Path, arch: str) -> None:
     (scratch / "mnt").mkdir()
     out = str(scratch)
     mirror = " ".join(names(HERE / "mirror.txt", arch))
+    apt = 'APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get -qq --yes --no-install-recommends'
+    mke2fs = f"mke2fs -q -F -t ext4 -L root -E lazy_itable_init=0 -d $OUT/mnt $OUT/base.ext4 {SIZE}"
     hooks = [
         # With mmdebstrap's own apt configuration the archive is asked for exactly what the tree still lacks.
         'rm -f "$1"/var/cache/apt/archives/*.deb',
-        f'APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get -qq --yes --no-install-recommends --download-only install {mirror}',
+        f"{apt} --download-only install {mirror}",
         'mv "$1"/var/cache/apt/archives/*.deb "$OUT/mirror/"',
         f'"{HERE}/customize.sh" "$1"',
         'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin "$1"/var/log/*.log "$1"/var/log/apt',
         # mke2fs can not read a tree with /proc mounted in it: a bind mount shows it without.
-        'mount --bind "$1" "$OUT/mnt" && '
-        f'mke2fs -q -F -t ext4 -L root -E lazy_itable_init=0 -d "$OUT/mnt" "$OUT/base.ext4" {SIZE} && umount "$OUT/mnt"',
+        f'mount --bind "$1" "$OUT/mnt" && {mke2fs} && umount "$OUT/mnt"',
     ]
     command = ["mmdebstrap", "--variant=minbase", "--format=null", "--quiet"]
     command += [f"--include={','.join(names(HERE / 'packages.txt', arch))}"]

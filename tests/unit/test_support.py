@@ -1,0 +1,93 @@
+"""The tools that judge whole runs: node states before and after, and the totals of the test stages."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+STATE: dict[str, Any] = {
+    "files": {"/etc/hosts": "file 0644 0:0 aa", "/etc/netplan": "dir 0755 0:0"},
+    "packages": ["bash"],
+    "owned": {
+        "/etc/chrony": "chrony",
+        "/etc/chrony/chrony.conf": "chrony",
+        "/lib/systemd/system/chrony.service": "chrony",
+    },
+    "users": ["root:x:0:0::/root:/bin/bash"],
+    "groups": ["root:x:0:"],
+    "units": {"ssh.service": "enabled"},
+    "active": ["ssh.service"],
+    "mounts": {"/": "/dev/vda ext4"},
+    "sysctls": {"vm.swappiness": "60"},
+    "addresses": {"enP7s7": {"mtu": 1500, "addresses": ["192.0.2.1/24"]}},
+    "blkid": ["SPARK1L2  "],
+}
+
+
+def changed(**parts: Any) -> dict[str, Any]:
+    state = copy.deepcopy(STATE)
+    for key, value in parts.items():
+        state[key] = {**state[key], **value} if isinstance(value, dict) else state[key] + value
+    return state
+
+
+@pytest.mark.parametrize(
+    ("after", "word"),
+    [
+        (changed(files={"/etc/hosts": "file 0644 0:0 bb"}), "file /etc/hosts"),
+        (changed(files={"/etc/netplan/90-goodput-rails.yaml": "file 0600 0:0 cc"}), "90-goodput-rails"),
+        (changed(units={"goodput-lmcache.service": "enabled"}), "unit goodput-lmcache.service"),
+        (changed(active=["sleep.target"]), "unit sleep.target"),
+        (changed(mounts={"/srv/goodput/l2": "/dev/nvme0n1 xfs"}), "mount /srv/goodput/l2"),
+        (changed(sysctls={"vm.swappiness": "1"}), "sysctl vm.swappiness: 60 -> 1"),
+        (changed(addresses={"enP7s7": {"mtu": 9000, "addresses": []}}), "addresse enP7s7"),
+        (changed(users=["goodput:x:999:999::/:/usr/sbin/nologin"]), "user goodput"),
+        (changed(blkid=["SPARK1L2 xfs goodput-l2"]), "block device"),
+    ],
+)
+def test_what_a_role_leaves_behind_is_found(after: dict[str, Any], word: str) -> None:
+    found = load("tests/support/node_state.py").compare(STATE, after)
+    assert len(found) == 1
+    assert word in found[0]
+
+
+def test_what_a_package_brought_is_not_a_difference() -> None:
+    after = changed(
+        packages=["chrony"],
+        files={
+            "/etc/chrony": "dir 0755 0:0",
+            "/etc/chrony/chrony.conf": "file 0644 0:0 dd",
+            "/etc/chrony/keys": "file 0640 0:0 ee",
+        },
+        units={"chrony.service": "enabled"},
+        active=["chrony.service"],
+        users=["_chrony:x:998:998::/:/usr/sbin/nologin"],
+    )
+    assert load("tests/support/node_state.py").compare(STATE, after) == []
+
+
+def test_stage_totals_come_from_the_summary_lines() -> None:
+    stages = load("tools/stages.py")
+    text = (
+        "noise 9 passed\n3 passed, 1 skipped in 0.53s\n===== 2 failed, 40 passed, 1 error in 61.20s (0:01:01) =====\n"
+    )
+    assert stages.counts(text) == {"passed": 43, "failed": 2, "error": 1, "skipped": 1}
