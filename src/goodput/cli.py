@@ -6,9 +6,11 @@ Exit 0: ok. 1: a task or a check failed. 2: could not run (arguments, inventory,
 from __future__ import annotations
 
 import getpass
+import importlib
 import importlib.util
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -38,9 +40,7 @@ bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(virtual_app, name="virtual")
 app.add_typer(bench_app, name="bench")
 if importlib.util.find_spec("goodput.plan_cli") is not None:
-    from goodput.plan_cli import plan_app
-
-    app.add_typer(plan_app, name="plan")
+    app.add_typer(importlib.import_module("goodput.plan_cli").plan_app, name="plan")
 
 InventoryOption = Annotated[
     Path | None,
@@ -103,7 +103,7 @@ def resume_line(command: str, request: Request, default_inventory: bool) -> str:
         words += [option, value] if value else []
     words += ["--check"] if request.check else []
     for pair in request.extra_vars:
-        words += ["-e", pair if " " not in pair else f"'{pair}'"]
+        words += ["-e", shlex.quote(pair)]
     return " ".join(words)
 
 
@@ -154,7 +154,7 @@ def play(
         print(json.dumps(as_object(command, request, outcome, verdict)))
     else:
         body = report(f"goodput {command}", outcome, verdict, expected, resume, stages=stages, every_check=every_check)
-        console.print(body)
+        console.print(body, crop=False)
         if svg is not None:
             save_svg(svg, Group(Text(title, style="bold"), body))
     return outcome, verdict
@@ -172,11 +172,13 @@ def report(
 ) -> RenderableType:
     """The final screen: layers, what tasks wanted shown, the verdict, failures, how to go on."""
     run, parts = outcome.run, list[RenderableType]()
-    if run.layers:
+    # One row would repeat the last line.
+    if len(run.layers) > 1 or run.failures:
         parts.append(display.stage_table(run) if stages and outcome.ok else display.layer_table(run, expected))
     for text in run.shows:
         parts += [Text(text), Text("")]
-    if verdict is not None:
+    # Why it could not run stands in the last lines.
+    if verdict is not None and verdict["exit"] != 2:
         from goodput.verdict import Verdict, render
 
         parts.append(render(Verdict.from_dict(verdict), every_check=every_check))

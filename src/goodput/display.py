@@ -123,27 +123,31 @@ def failures(run: Run) -> RenderableType:
     return Group(*blocks)
 
 
+def verbatim(text: str, style: str = "") -> Text:
+    """A line to copy: never broken."""
+    return Text(text, style=style, no_wrap=True, overflow="ignore")
+
+
 def headline(title: str, outcome: Outcome, resume: str) -> RenderableType:
     """The last lines: how it ended, what to do next, where the log is."""
     run, took = outcome.run, clock(outcome.seconds)
-    log = Text(f"log: {outcome.log}", style="dim")
+    log = verbatim(f"log: {outcome.log}", "dim")
     if outcome.ok:
         changes = ", ".join(f"{host} {count}" for host, count in run.changed.items())
         return Group(Text(f"OK: {title} in {took}; changed: {changes or 'nothing'}", style="bold green"), log)
     where = f" in layer {run.layer.name}" if run.layer is not None else ""
+    go_on = verbatim(f"  {resume}")
+    again = Text("To go on (finished steps find nothing to do):")
     if outcome.exit_code == 130:
         at = f" ({run.tasks[-1].name})" if run.tasks else ""
         stopped = f"INTERRUPTED: {title} after {took}{where}{at}. Nothing was undone."
-        on = f"To go on: {resume}   (finished steps find nothing to do)"
-        return Group(Text(stopped, style="bold yellow"), Text(on), log)
+        return Group(Text(stopped, style="bold yellow"), again, go_on, log)
     if outcome.exit_code == 2:
         text = f"COULD NOT RUN: {title}: {outcome.reason}"
-        return Group(Text(text, style="bold red"), Text(f"To try again: {resume}"), log)
+        return Group(Text(text, style="bold red"), Text("To try again:"), go_on, log)
     said = Text(f"NOT OK: {title} stopped{where} after {took}", style="bold red")
     reason = [] if run.failures else [Text(f"  {outcome.reason}")]
-    return Group(
-        said, *reason, Text(f"After the remedy, go on with: {resume}   (finished steps find nothing to do)"), log
-    )
+    return Group(said, *reason, Text("After the remedy, go on with (finished steps find nothing to do):"), go_on, log)
 
 
 class Progress:

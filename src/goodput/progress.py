@@ -38,9 +38,8 @@ class Layer:
     @property
     def status(self) -> str:
         states = [node.status for node in self.nodes.values()]
-        return next(
-            (bad for bad in ("failed", "unreachable", "running") if bad in states), "ok" if states else "waiting"
-        )
+        order = ("failed", "unreachable", "stopped", "running")
+        return next((status for status in order if status in states), "ok" if states else "waiting")
 
 
 @dataclass
@@ -95,6 +94,8 @@ def explain(result: Mapping[str, Any]) -> list[str]:
             lines += [f"{label}: {told[0]}", *told[1:]] if label is not None else told
         return lines
     message = result.get("msg", "")
+    if isinstance(message, list):
+        message = "\n".join(map(str, message))
     text = message if isinstance(message, str) else json.dumps(message, indent=2, default=str)
     stripped = True
     while stripped:

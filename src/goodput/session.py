@@ -66,6 +66,7 @@ class Session:
             "elif sudo -n true 2>/dev/null; then echo OPEN; exec sudo -n sh; "
             "else echo PASSWORD; exec sudo -S -p '' sh; fi"
         )
+        start = start if self.node.become else "echo OPEN; exec sh"
         local = ["sh", "-c", start]
         argv = [*self.node.command, start] if self.node.command else local
         self._process = subprocess.Popen(

@@ -24,12 +24,12 @@ from typing import Any, NoReturn
 import pytest
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 SITE = "site"
 JOURNAL_LINES = 40
+_JOURNAL_SHOWN = 10
 ROOT = Path(__file__).resolve().parents[2]
 _LAYER_FILE = re.compile(r"test_(?:\d+_)?(?P<layer>.+)\.py")
 
@@ -330,7 +330,7 @@ class Recorder:
                     state, journal = host.session.run_many(
                         [
                             f"systemctl show -p ActiveState,SubState,Result,NRestarts {unit}",
-                            f"journalctl -u {unit} -n {JOURNAL_LINES} --no-pager -o short-iso",
+                            f"journalctl -u {unit} -n {JOURNAL_LINES} --no-pager --no-hostname -o short-iso",
                         ],
                         60,
                     )
@@ -458,8 +458,10 @@ def _failure(row: Row) -> RenderableType:
             lines.append(Text.assemble((f"  {label:<9}", "cyan"), value))
     body: list[RenderableType] = list(lines)
     for unit, journal in row.journal.items():
+        # The state and the end; the JSON has all of it.
+        lines_shown = [*journal[:1], *journal[1:][-_JOURNAL_SHOWN:]]
         body.append(Text(f"  journal of {unit}:", style="cyan"))
-        body.append(Padding(Text("\n".join(journal), style="dim"), (0, 0, 0, 4)))
+        body += [Text(f"    {line}", style="dim", no_wrap=True, overflow="ellipsis") for line in lines_shown]
     body.append(Text(""))
     return Group(*body)
 
