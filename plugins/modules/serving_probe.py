@@ -80,7 +80,7 @@ checks:
   elements: dict
   returned: when not skipped
 answer:
-  description: The completion that was asked for, as from M(goodput.spark.chat_probe).
+  description: The completion that was asked for, as from M(goodput.spark.chat_probe), with C(addresses) of its workers.
   type: dict
   returned: when O(frontend) has C(ask)
 """
@@ -144,17 +144,20 @@ def frontend_rows(wanted: dict[str, Any]) -> list[logic.Check]:
 
 def completion_rows(wanted: dict[str, Any]) -> tuple[list[logic.Check], dict[str, Any]]:
     """One completion, then the events that it must have caused. Events travel beside the answer, so they get 10 s."""
+    url = str(wanted["url"])
+    before = logic.get(f"{url}/metrics")
     words = chat_probe.words_for(int(wanted["block_size_tokens"]))
-    answer = chat_probe.ask(str(wanted["url"]), str(wanted["model"]), chat_probe.prompt(words))
+    answer = chat_probe.ask(url, str(wanted["model"]), chat_probe.prompt(words))
     remedy = "read `journalctl -u goodput-frontend` here and `journalctl -u goodput-worker` on every node"
     rows = [logic.row("streamed completion", answer.reason or answer.state, "ok", remedy, answer.state == "ok")]
     events: list[logic.Check] = []
     for _second in range(10):
-        events = logic.event_checks(logic.get(f"{wanted['url']}/metrics"))
+        events = logic.event_checks(before, logic.get(f"{url}/metrics"))
         if events[0]["ok"]:
             break
         time.sleep(1)
-    return rows + events, answer.facts()
+    known = {entry["id"]: entry["address"] for entry in logic.instances(logic.get(f"{url}/health").json())}
+    return rows + events, answer.facts() | {"addresses": [known.get(worker, "unknown") for worker in answer.workers]}
 
 
 def main() -> None:
