@@ -911,8 +911,10 @@ class Undo:
         )
 
     def packages(self) -> None:
-        for name in self.mine("packages"):
-            if self.former("packages", name) == "absent":
+        names = [name for name in self.mine("packages") if self.former("packages", name) == "absent"]
+        installed = self.host.installed(names)
+        for name in names:
+            if name in installed:
                 self.keep(f"package {name}", "installed by this role; packages are never removed")
 
     def bookkeeping(self) -> None:

@@ -424,6 +424,17 @@ def test_an_interrupted_undo_can_be_run_again(tree: Tree) -> None:
     assert tree.picture() == before
 
 
+def test_former_content_that_somebody_put_back_is_not_set_aside(tree: Tree) -> None:
+    tree.write("/etc/a", "stock", 0o640)
+    before = tree.picture()
+    tree.claim(files=["/etc/a"])
+    tree.write("/etc/a", "ours")
+    m.record(tree.host, "demo")
+    tree.write("/etc/a", "stock", 0o600)
+    assert m.undo(tree.host, "demo").saved == []
+    assert tree.picture() == before
+
+
 def test_a_changed_backup_is_not_put_back(tree: Tree) -> None:
     tree.write("/etc/a", "stock")
     tree.claim(files=["/etc/a"])
@@ -471,6 +482,14 @@ def test_units_that_were_there_get_their_state_back(
     unit["enabled"], unit["active"] = changed
     m.undo(tree.host, "demo")
     assert (unit["enabled"], unit["active"]) == former
+
+
+def test_enablement_under_a_mask_is_restored(tree: Tree) -> None:
+    tree.node.unit("x.service", "enabled", "active")
+    tree.claim(units=["x"])
+    tree.node.units["x.service"] = {"enabled": "masked", "hidden": "disabled", "active": "inactive"}
+    m.undo(tree.host, "demo")
+    assert tree.node.units["x.service"] == {"enabled": "enabled", "active": "active"}
 
 
 def test_a_running_unit_takes_its_former_file_up_again(tree: Tree) -> None:
@@ -548,17 +567,18 @@ def test_sysctls_get_their_former_value(tree: Tree) -> None:
     tree.write("/proc/sys/net/core/rmem_max", "1\n")
     tree.write("/proc/sys/net/ipv4/conf/en0.7/arp_ignore", "2\n")
     tree.at("/proc/sys/net/gone").unlink()
+    tree.write("/proc/sys/net/never", "5\n")
     result = m.undo(tree.host, "demo")
     assert tree.at("/proc/sys/net/core/rmem_max").read_text() == "212992"
     assert tree.at("/proc/sys/net/ipv4/conf/en0.7/arp_ignore").read_text() == "0"
     assert "kernel does not have it" in reasons(result)["sysctl net.gone"]
-    assert "sysctl net.never" not in reasons(result)
+    assert tree.at("/proc/sys/net/never").read_text() == "5\n"
 
 
 def test_users_and_packages(tree: Tree) -> None:
     tree.node.users = {"old"}
     tree.node.packages = {"fio"}
-    tree.claim(users=["old", "goodput"], packages=["fio", "chrony"])
+    tree.claim(users=["old", "goodput"], packages=["fio", "chrony", "never-installed"])
     tree.node.users.add("goodput")
     tree.node.packages.add("chrony")
     result = m.undo(tree.host, "demo")
