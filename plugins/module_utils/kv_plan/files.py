@@ -202,7 +202,7 @@ def load_profile_or_mapping(profile: Any, overrides: Mapping[str, Any] | None = 
     data = {str(key): value for key, value in profile.items()}
     parent = data.pop("inherits", None)
     if parent is not None:
-        data = merge(profile_data(str(parent)), data)
+        data = merge(profile_data(str(parent)) | {"name": "inline"}, data)
     data.setdefault("name", "inline")
     return profile_from(_overridden(data, overrides))
 

@@ -1,0 +1,107 @@
+"""The memory budget: it sums to the byte, takes what was measured, and solves what is auto."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import Node, files, make_plan, memory
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import GIB
+from kv_helpers import plan, refused
+
+
+@pytest.mark.parametrize("name", files.names_in(files.PROFILES))
+def test_lines_sum_to_memtotal(name: str) -> None:
+    result = plan(name, memory_gib=(112.3, 121.7))
+    for node in result["budget"].values():
+        assert sum(line["bytes"] for line in node["lines"]) == node["total_bytes"]
+        assert all(line["bytes"] >= 0 for line in node["lines"][:-1])
+
+
+def lines(result: dict[str, object], node: str = "node1") -> dict[str, int]:
+    return {line["name"]: line["bytes"] for line in result["budget"][node]["lines"]}  # type: ignore[index]
+
+
+def test_each_line_is_what_the_profile_says() -> None:
+    result = plan("super-kv12-l18")
+    first, second = lines(result), lines(result, "node2")
+    assert first == {
+        "weights": 74_800_000_000,
+        "device KV": 12_000_000_000,
+        "engine overhead": 4 * GIB,
+        "L1": 8 * GIB,
+        "LMCache process": (616 + 640) * 2**20 + 103_809_024,
+        "Mooncake": 0,
+        "OS at rest": 4 * GIB,
+        "control plane": 2 * GIB,
+        "page cache": 2 * GIB,
+        "shm": GIB,
+        "reserve": 10 * GIB,
+        "free": first["free"],
+    }
+    assert second["control plane"] == 3 * GIB // 4
+
+
+def test_measured_memory_at_rest_replaces_the_assumption() -> None:
+    total = 120 * GIB
+    node = Node("spark1", total, available_bytes=total - 7 * GIB, swap_bytes=16 * GIB)
+    result = make_plan(files.load_profile("super-kv12-l18"), files.load_model("super"), [node])
+    assert lines(result, "spark1")["OS at rest"] == 7 * GIB
+    # Swap is shown, but never counted as memory.
+    assert result["budget"]["spark1"]["swap_bytes"] == 16 * GIB
+    assert sum(lines(result, "spark1").values()) == total
+
+
+def test_mooncake_costs_its_segment_and_its_buffer() -> None:
+    dram = plan("super-mooncake-dram")
+    assert lines(dram)["Mooncake"] == 6 * GIB
+    settings = {"lmcache.l2.mooncake_ssd_offload": True, "lmcache.l2.capacity_gib": 400}
+    assert lines(plan("super-mooncake-dram", settings=settings))["Mooncake"] == 6 * GIB + 5 * GIB // 4
+
+
+def test_auto_takes_all_that_fits_and_no_more() -> None:
+    solved = plan("super-recommended")
+    kv, size = solved["sizes"]["device_bytes"], solved["sizes"]["l1_gib"]
+    assert size == 9.25  # 8 + 31 + 4 x 14 = 95 chunks of 103,809,024 bytes
+    assert solved["sizes"]["l1_chunks"] == 95
+    fixed = {"lmcache.l1.size_gib": size}
+    assert plan("super-recommended", settings=fixed | {"serving.kv_cache_bytes": kv})["ok"]
+    more = plan("super-recommended", settings=fixed | {"serving.kv_cache_bytes": kv + 100_000_000})
+    assert not more["ok"]
+
+
+def test_auto_l1_shrinks_when_the_stated_restores_do_not_fit() -> None:
+    tight = plan("super-recommended", memory_gib=(104.5,))
+    assert tight["ok"]
+    assert tight["sizes"]["l1_gib"] < 9.25
+    assert tight["sizes"]["restores_at_once_longest"] >= 1
+    assert [item["rule"] for item in tight["warnings"]] == ["KV028"]
+
+
+def test_retaining_auto_leaves_the_guaranteed_room() -> None:
+    retaining = {"lmcache.store_policy": "default", "load.simultaneous_restores": 1}
+    result = plan("super-recommended", settings=retaining)
+    assert result["ok"]
+    assert result["sizes"]["l1_gib"] == 15.0
+    assert result["sizes"]["l1_guaranteed_chunks"] == 31
+
+
+def test_utilisation_covers_the_engine_on_the_smallest_node() -> None:
+    result = plan("super-recommended", memory_gib=(112.3, 121.7))
+    percent = result["sizes"]["gpu_memory_utilization_percent"]
+    engine = 74_800_000_000 + 4 * GIB + result["sizes"]["device_bytes"]
+    smallest = int(112.3 * GIB)
+    assert percent * smallest >= engine * 100 > (percent - 1) * smallest
+    assert f"{percent / 100:g}" in result["vllm_args"]
+
+
+def test_start_check_counts_what_is_up_before_the_engine() -> None:
+    profile = files.load_profile("super-kv12-l18")
+    node = Node("a", 120 * GIB, available_bytes=116 * GIB, server=True)
+    need = memory.demand(profile, 74_800_000_000, 103_809_024)
+    wanted, available = memory.start_check(profile, node, need, 8 * GIB, 72)
+    assert wanted == 120 * GIB * 72 // 100 + 6_000_000_000
+    assert available == 116 * GIB - 8 * GIB - need.lmcache_process_bytes - 2 * GIB
+
+
+def test_no_memory_is_a_refusal_with_the_numbers() -> None:
+    result = plan("super-recommended", memory_gib=(64.0,))
+    assert "KV012" in refused(result)

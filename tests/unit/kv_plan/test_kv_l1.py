@@ -1,0 +1,131 @@
+"""What a small L1 does: each row was measured on a real engine (LMCache 0.5.2) or on 0.5.6 without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import l1
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.l1 import Restore
+from kv_helpers import message, plan, refused, warned
+
+# 0.6 GiB of L1 and Nano chunks: 20.39 chunks, so 20 slots and a usage of 0.785 with 16 in use.
+SLOTS_MILLI = 644_245_094 * 1000 // 31_596_544
+W, RATIO = 800, 200
+
+
+def test_retaining_l1_stores_only_what_it_can_place() -> None:
+    """A, B, C, D of 15 chunks each: 15, 9, 8, 7 were stored. The eviction loop fires once a second: at which fill it
+    fired during C (full) and D (19 chunks) is timing, so it is an input; between two prompts it ran until idle."""
+    resident, stored = 0, []
+    for tick_at in (None, 20, 20, 19):
+        count, resident = l1.store_into_retaining_l1(resident, 15, SLOTS_MILLI, W, RATIO, tick_at)
+        stored.append(count)
+        resident = l1.evict_until_idle(resident, SLOTS_MILLI, W, RATIO)
+    assert stored == [15, 9, 8, 7]
+    assert resident == 16
+    assert f"{resident * 1000 / SLOTS_MILLI:.2f}" == "0.78"
+    # Then the restore of A alone: 0 of 15, "short by 11 blocks", and the same for ever after.
+    for _attempt in range(3):
+        assert l1.predict_restores(SLOTS_MILLI // 1000, resident, [15]) == [Restore(0, 15, 11)]
+        assert l1.evict_until_idle(resident, SLOTS_MILLI, W, RATIO) == resident
+
+
+@pytest.mark.parametrize("tick_at", range(17, 21))
+def test_one_eviction_tick_makes_room_for_three_or_four_chunks(tick_at: int) -> None:
+    """Whenever the loop fires during a store into 16 of 20, 7 or 8 of 15 chunks get in: both were measured."""
+    stored, _resident = l1.store_into_retaining_l1(16, 15, SLOTS_MILLI, W, RATIO, tick_at)
+    assert stored == (8 if tick_at == 20 else 7)
+
+
+def test_without_a_tick_only_the_free_slots_are_stored() -> None:
+    assert l1.store_into_retaining_l1(16, 15, SLOTS_MILLI, W, RATIO, None) == (4, 20)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "served", "oom"),
+    [([15], [15], 0), ([15, 15], [15, 0], 15), ([15] * 4, [15, 0, 0, 0], 45), ([21], [0], 21)],
+)
+def test_staging_l1_of_20_chunks(arrivals: list[int], served: list[int], oom: int) -> None:
+    """The same with limits of 8, 2 and 1 in flight, which is why the prediction knows no limit."""
+    outcome = l1.predict_restores(20, 0, arrivals)
+    assert [item.hit_chunks for item in outcome] == served
+    assert sum(item.oom_chunks for item in outcome) == oom
+
+
+def test_staging_on_0_5_6_without_a_gpu() -> None:
+    assert [item.hit_chunks for item in l1.predict_restores(40, 0, [31, 31])] == [31, 0]
+    assert [item.hit_chunks for item in l1.predict_restores(40, 0, [31, 31], read_between=True)] == [31, 31]
+    assert l1.predict_restores(40, 0, [45]) == [Restore(0, 45, 5)]
+
+
+@pytest.mark.parametrize(("watermark", "hits"), [(800, 0), (500, 12)])
+def test_retention_on_0_5_6_without_a_gpu(watermark: int, hits: int) -> None:
+    """L1 of 40 with 30 resident, restore of 12."""
+    resident = l1.evict_until_idle(30, 40_000, watermark, RATIO)
+    assert l1.predict_restores(40, resident, [12])[0].hit_chunks == hits
+
+
+def test_restores_at_once_of_the_articles_two_runs() -> None:
+    assert [l1.restores_at_once(slots, 0, 31) for slots in (41, 82)] == [1, 2]
+    assert [l1.restores_at_once(slots, 0, 14) for slots in (41, 82)] == [2, 5]
+    assert l1.mean_chunks_at_once(82, 8, 5) == 14
+    assert l1.store_reserve_chunks(8447, 4224) == 8
+    assert l1.slots_for_restores(8, [31, 14, 14, 14, 14]) == 95
+    assert l1.guaranteed_slots(4 * 2**30, 103_809_024, 800) == 8
+
+
+def test_kv16_l14_is_refused_with_what_would_work() -> None:
+    result = plan("super-kv16-l14")
+    assert refused(result) == {"KV005", "KV006"}
+    text = message(result, "KV006")
+    for part in (
+        "retention and staging share 41 chunks",
+        "(1 - 0.8) x 4.00 GiB = 859 MB",
+        "8 chunks, are guaranteed free",
+        "31 chunks (3,218 MB)",
+        "store_policy: skip_l1",
+        "size_gib to at least 15",
+        "eviction_watermark to at most 0.25",
+    ):
+        assert part in text
+    # Each remedy, taken at its word.
+    auto = {"lmcache.prefetch_max_in_flight": "auto"}
+    for settings in ({"lmcache.store_policy": "skip_l1"}, {"lmcache.l1.eviction_watermark": 0.25}):
+        assert plan("super-kv16-l14", settings=settings | auto)["ok"]
+    larger = plan(
+        "super-kv16-l14", settings={"lmcache.l1.size_gib": 15, "serving.kv_cache_bytes": 10_000_000_000} | auto
+    )
+    assert larger["ok"]
+
+
+def test_kv12_l18_fits_for_two_full_restores_with_its_two_warnings() -> None:
+    result = plan("super-kv12-l18")
+    assert result["ok"]
+    assert warned(result) == {"KV008", "KV028"}
+    assert result["sizes"]["restores_at_once_longest"] == 2
+    assert "noop" in message(result, "KV008")
+    text = message(result, "KV028")
+    assert "2 restores of the longest prompt" in text
+    assert "5 simultaneous requests restore only if they average <= 14 chunks (59,136 tokens)" in text
+
+
+def test_super_c_p2p_is_refused_by_the_retention_rule_alone() -> None:
+    result = plan("super-c-p2p")
+    assert refused(result) == {"KV006"}
+    text = message(result, "KV006")
+    assert "size_gib to at least 15" in text
+    assert "eviction_watermark to at most 0.70" in text
+    assert "skip_l1" not in text  # no way out here: peers read what L1 retains
+    assert plan("super-c-p2p", settings={"lmcache.l1.eviction_watermark": 0.7})["ok"]
+
+
+def test_skip_l1_with_p2p_alone_is_refused() -> None:
+    result = plan("super-c-p2p", settings={"lmcache.store_policy": "skip_l1"})
+    assert "KV007" in refused(result)
+    assert "P2P is the only adapter, and it stores nothing" in message(result, "KV007")
+
+
+def test_separate_groups_count_only_where_they_were_seen_to_work() -> None:
+    separate = {"lmcache.object_groups": "separate"}
+    assert plan("super-recommended", settings=separate)["sizes"]["longest_prefix_bytes"] == 31 * 17_301_504 + 86_507_520
+    assert plan("super-kv12-l18", settings=separate)["sizes"]["longest_prefix_bytes"] == 3_218_079_744
+    assert "KV029" in warned(plan("super-recommended", settings=separate))

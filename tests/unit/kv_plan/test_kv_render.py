@@ -1,0 +1,170 @@
+"""Argument lists: what each choice renders, the same shape as vars/plans, and the filter in front of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+from ansible_collections.goodput.spark.plugins.filter.kv_plan import kv_plan
+from ansible_collections.goodput.spark.plugins.module_utils import serving
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
+from kv_helpers import plan
+
+NODES = [
+    {"name": "spark1", "server": True, "total_bytes": 128_526_896_332},
+    {"name": "spark2", "total_bytes": 130_674_379_980},
+]
+PLACEHOLDERS = {
+    "management_address": "192.0.2.1",
+    "node": "spark1",
+    "first_node_address": "192.0.2.1",
+    "model_path": "/srv/goodput/models/m",
+    "model_name": "m",
+    "l2_path": "/srv/goodput/l2/x",
+    "rail_address": "198.51.100.1",
+    "rail_devices": "rocep1s0f0:1,roceP2p1s0f0:1",
+}
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_staging_arm_of_the_article() -> None:
+    result = plan("super-kv12-l18")
+    server = result["lmcache_server_args"]
+    assert value(server, "--l1-size-gb") == "8"
+    assert value(server, "--chunk-size") == "4224"
+    assert value(server, "--eviction-policy") == "noop"
+    assert value(server, "--l2-store-policy") == "skip_l1"
+    assert value(server, "--l2-prefetch-max-in-flight") == "2"
+    adapter = json.loads(value(server, "--l2-adapter"))
+    assert adapter == {
+        "type": "fs_native",
+        "base_path": "{l2_path}",
+        "num_workers": 32,
+        "use_odirect": True,
+        "max_capacity_gb": 400,
+        "eviction": {"eviction_policy": "LRU", "trigger_watermark": 0.8, "eviction_ratio": 0.2},
+    }
+    assert result["l2_path"].startswith("/mnt/lmcache-l2/super_kv-fp8_ssm-bfloat16")
+    vllm = result["vllm_args"]
+    assert value(vllm, "--kv-cache-memory-bytes") == "12000000000"
+    assert value(vllm, "--gpu-memory-utilization") == "0.72"
+    assert value(vllm, "--mamba-ssm-cache-dtype") == "bfloat16"
+    assert json.loads(value(vllm, "--kv-transfer-config")) == result["kv_transfer_config"]
+    assert result["kv_transfer_config"]["kv_load_failure_policy"] == "recompute"
+    assert json.loads(value(vllm, "--kv-events-config"))["enable_kv_cache_events"] is True
+    assert result["lmcache_coordinator_args"] == []
+    assert result["env"]["VLLM_OMNI_USE_QUACK_FP8"] == "0"
+
+
+def test_router_arm_has_no_lmcache_at_all() -> None:
+    result = plan("super-a-router")
+    assert result["lmcache_server_args"] == []
+    assert result["kv_transfer_config"] == {}
+    assert "--kv-transfer-config" not in result["vllm_args"]
+    assert not any("LMCACHE" in name for name in result["env"])
+    assert result["l2_path"] == ""
+
+
+def test_p2p_arm() -> None:
+    result = plan("weka-c-p2p")
+    server = result["lmcache_server_args"]
+    assert value(server, "--p2p-advertise-url") == "{rail_address}:9450"
+    assert value(server, "--coordinator-url") == "http://{first_node_address}:9300"
+    assert value(server, "--l1-align-bytes") == "65536" and "--no-l1-use-lazy" in server
+    assert "--l2-adapter" not in server
+    assert value(result["lmcache_coordinator_args"], "--chunk-size") == "2128"
+    assert result["env"]["UCX_MAX_RMA_RAILS"] == "2"
+
+
+def test_choices_render() -> None:
+    settings: dict[str, Any] = {
+        "lmcache.object_groups": "separate",
+        "lmcache.eager_prefetch": True,
+        "lmcache.transfer_mode": "engine_driven",
+        "serving.hybrid_kv_cache_manager": False,
+        "serving.mtp_tokens": 2,
+        "serving.attention_backend": "FLASHINFER",
+        "dtypes.conv": "float32",
+        "router.mode": "round-robin",
+        "extra_args.vllm": ["--seed", "7"],
+        "extra_args.lmcache_server": ["--max-workers", "2"],
+    }
+    result = plan("super-recommended", settings=settings)
+    server, vllm = result["lmcache_server_args"], result["vllm_args"]
+    assert "--separate-object-groups" in server and value(server, "--supported-transfer-mode") == "engine_driven"
+    assert server[-2:] == ["--max-workers", "2"] and vllm[-2:] == ["--seed", "7"]
+    assert result["kv_transfer_config"]["kv_connector_extra_config"]["lmcache.mp.eager_prefetch"] is True
+    assert "--disable-hybrid-kv-cache-manager" in vllm
+    assert json.loads(value(vllm, "--speculative-config"))["num_speculative_tokens"] == 2
+    assert value(vllm, "--attention-backend") == "FLASHINFER" and value(vllm, "--mamba-cache-dtype") == "float32"
+    assert "--kv-events-config" not in vllm
+    assert result["dynamo_worker_args"][: -len(vllm)] == [
+        "--dyn-reasoning-parser",
+        "nemotron_nano",
+        "--dyn-tool-call-parser",
+        "nemotron_nano",
+    ]
+
+
+@pytest.mark.parametrize("name", files.names_in(files.PROFILES))
+def test_every_word_is_text_and_every_placeholder_is_known(name: str) -> None:
+    result = plan(name)
+    for key in ("lmcache_server_args", "lmcache_coordinator_args", "dynamo_worker_args", "dynamo_frontend_args"):
+        assert all(isinstance(word, str) for word in result[key])
+        filled = serving.arguments(result[key], PLACEHOLDERS)
+        assert not any(serving.PLACEHOLDER.search(word) for word in filled)
+    serving.environment(result["env"], PLACEHOLDERS)
+    json.dumps(result)
+
+
+def test_virtual_has_the_shape_that_the_roles_read() -> None:
+    data = yaml.safe_load((files.ROOT / "vars/plans/virtual.yml").read_text())["goodput_plan"]
+    result = plan("virtual", memory_gib=(1.5, 1.5))
+    assert set(data) <= set(result)
+    assert set(data["sizes"]) <= set(result["sizes"])
+    for key, expected in data["sizes"].items():
+        assert result["sizes"][key] == expected, key
+    assert result["model_name"] == data["model_name"]
+    for key in ("lmcache_server_args", "dynamo_worker_args", "dynamo_frontend_args"):
+        for flag in (word for word in data[key] if word.startswith("--") and word != "--l2-adapter"):
+            assert flag in result[key], f"{key} {flag}"
+
+
+def test_filter_returns_a_plan() -> None:
+    result = kv_plan("super-recommended", "super", NODES)
+    assert result["ok"] and result["sizes"]["chunk_size_tokens"] == 4224
+    inline = kv_plan({"inherits": "super-recommended", "load": {"concurrency_per_node": 2}}, nodes=NODES)
+    assert inline["sizes"]["simultaneous_restores"] == 2 and inline["name"] == "inline"
+    accepted = kv_plan("super-kv16-l14", "super", NODES, accept=["KV005", "KV006"])
+    assert accepted["accepted"]
+    assert not kv_plan("super-kv16-l14", "super", NODES, fail=False)["ok"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("super-kv16-l14", "super", NODES), r"refused\nKV005.*\nKV006"),
+        (("nope", "super", NODES), "must be a profile"),
+        ((5, "super", NODES), "must be a name, a path or a mapping"),
+        (("super-recommended", "super", None), "at least one node"),
+        (("super-recommended", "super", "text"), "must be a list"),
+        (("super-recommended", "super", [{"name": "a"}]), "MemTotal"),
+        (("super-recommended", "super", NODES, {}, "KV004"), "list of rule ids"),
+    ],
+)
+def test_filter_refuses_in_one_message(arguments: tuple[Any, ...], reason: str) -> None:
+    with pytest.raises(AnsibleFilterError, match=reason):
+        kv_plan(*arguments)
+
+
+def test_filter_compares_with_the_running_engine() -> None:
+    with pytest.raises(AnsibleFilterError, match="KV001"):
+        kv_plan("super-recommended", "super", NODES, observed_block_tokens=8320)
+    with pytest.raises(AnsibleFilterError, match="unknown key"):
+        kv_plan("super-recommended", "super", NODES, neighbours=[{"name": "x", "l2_dir": "y"}])
