@@ -215,7 +215,7 @@ class Progress:
         elif task is not None:
             parts.append(Text(f"{task.layer}: {task.name}  {clock(running_s)}", style="dim"))
         else:
-            parts.append(Text("starting Ansible", style="dim"))
+            parts.append(Text("ending" if self.run.ended else "starting Ansible", style="dim"))
         return Group(*parts)
 
 

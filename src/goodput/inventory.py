@@ -89,7 +89,10 @@ def load(
         if not hosts:
             asked = f"{pattern!r}" + (f" limited to {limit!r}" if limit else "")
             groups = ", ".join(sorted(manager.groups))
-            raise InventoryError(f"{inventory} has no host in {asked}; groups there: {groups}")
+            raise InventoryError(
+                f"{inventory} has no host in {asked}; groups there: {groups}; "
+                f"`ansible-inventory -i {inventory} --list` shows how Ansible reads it"
+            )
         # Loading the plugin makes its options known to Ansible's configuration.
         connection_loader.get("ssh", class_only=True)
         variables = VariableManager(loader=loader, inventory=manager)

@@ -189,7 +189,7 @@ class Check:
     ) -> None:
         """``ok`` defaults to ``found == required``; with it, ``required`` is a text such as "at least 9000".
 
-        ``what`` names the row (default: the test's docstring), ``unit`` is the systemd unit whose journal helps,
+        ``what`` tells apart several rows of one test, ``unit`` is the systemd unit whose journal helps,
         ``node`` the node (or its name) that a check without ``host`` found at fault.
         """
         __tracebackhide__ = True
@@ -205,7 +205,8 @@ class Check:
         }
         self._item.user_properties.append((_PROPERTY, row))
         if not passed:
-            raise CheckFailed(f"{what or title(self._item)}: found {found}, required {required}. Remedy: {remedy}")
+            name = title(self._item) + (f": {what}" if what else "")
+            raise CheckFailed(f"{name}: found {found}, required {required}. Remedy: {remedy}")
 
 
 _PROPERTY = "goodput_check"
@@ -304,7 +305,7 @@ class Recorder:
                 Row(
                     where,
                     layer,
-                    entry["what"] or name,
+                    f"{name}: {entry['what']}" if entry["what"] else name,
                     entry["ok"],
                     entry["found"],
                     entry["required"],

@@ -78,29 +78,29 @@ import pytest
 @pytest.mark.unit("goodput-worker")
 def test_worker(host, check):
     """Worker serves."""
-    check(0, 1, "start it", what="Workers", unit="goodput-etcd")
+    check(int(host.name != "spark1"), 1, "start it", what="Workers", unit="goodput-etcd")
 
 @pytest.mark.remedy("read the log")
 def test_plain(host):
-    assert 1 + 1 == 3, "sum is off"
+    assert host.name != "spark1" or 1 + 1 == 3, "sum is off"
 
 def test_bug(host):
-    {}["absent"]
+    {"spark2": 0}[host.name]
 
 def test_site(nodes, check):
     """Nodes agree."""
-    check(1, 2, "mend", node=nodes[0])
+    check(1, 2, "mend", node=nodes[1])
 '''
-    verdict = verdict_of(tmp_path, limit="spark1", serving=suite)
+    verdict = verdict_of(tmp_path, serving=suite)
     assert verdict.exit_code == 1
     worker, plain, bug, site = verdict.to_dict()["failures"]
-    assert (worker["check"], worker["found"], worker["remedy"]) == ("Workers", "0", "start it")
+    assert (worker["check"], worker["found"], worker["remedy"]) == ("Worker serves: Workers", "0", "start it")
     assert worker["journal"] == {
         f"{unit} on spark1": ["ActiveState=failed", f"journal of {unit}"] for unit in ("goodput-worker", "goodput-etcd")
     }
     assert (plain["check"], plain["remedy"]) == ("plain", "read the log")
     assert plain["found"].startswith("sum is off")
-    assert bug["found"].startswith("KeyError: 'absent' (test_serving.py:")
+    assert bug["found"].startswith("KeyError: 'spark1' (test_serving.py:")
     assert (site["node"], site["check"]) == ("spark1", "Nodes agree")
 
 
@@ -146,7 +146,7 @@ def test_an_unreachable_node_is_exit_2_and_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(None, "found no inventory at"), ("all: {hosts: {a: {}}}\n", "has no host in 'sparks'"), ("a: [", "can not be")],
+    [(None, "found no inventory at"), ("all: {hosts: {a: {}}}\n", "has no host in 'sparks'"), ("a: [", "--list")],
 )
 def test_an_unusable_inventory_is_exit_2(tmp_path: Path, text: str | None, says: str) -> None:
     inventory = tmp_path / "hosts.yml"
@@ -154,7 +154,7 @@ def test_an_unusable_inventory_is_exit_2(tmp_path: Path, text: str | None, says:
         inventory.write_text(text)
     verdict = run(inventory, suite=write_suite(tmp_path, host=GOOD))
     assert verdict.exit_code == 2
-    assert says in verdict.reason or "has no host in 'sparks'" in verdict.reason
+    assert says in verdict.reason
 
 
 def test_the_command_prints_the_table_and_the_causes(tmp_path: Path) -> None:
