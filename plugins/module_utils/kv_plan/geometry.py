@@ -10,7 +10,6 @@ were compared with vLLM 0.23.0's log lines on an H200 (tests/unit/kv_plan/test_m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -256,7 +255,7 @@ def mamba_state_bytes(model: ModelGeometry, dtypes: Dtypes) -> int:
     state size N. Source: vLLM ``MambaStateShapeCalculator.mamba2_state_shape``.
     """
     inner = model.mamba_heads * model.mamba_head_dim
-    conv = (inner + 2 * model.groups * model.state_size) * max(model.conv_kernel - 1, 0) * DTYPE_BYTES[dtypes.conv]
+    conv = (inner + 2 * model.groups * model.state_size) * (model.conv_kernel - 1) * DTYPE_BYTES[dtypes.conv]
     return conv + inner * model.state_size * DTYPE_BYTES[dtypes.ssm]
 
 
@@ -312,7 +311,7 @@ def separate_object_bytes(model: ModelGeometry, dtypes: Dtypes, chunk_tokens: in
 
 
 def restore_bytes(
-    model: ModelGeometry, dtypes: Dtypes, chunks: int, chunk_tokens: int, separate: bool, align_bytes: int = 1
+    model: ModelGeometry, dtypes: Dtypes, chunks: int, chunk_tokens: int, separate: bool, align_bytes: int
 ) -> int:
     """L1 bytes that restoring ``chunks`` chunks takes at once.
 
@@ -333,4 +332,4 @@ def restore_bytes(
 
 def valid_chunk(chunk_tokens: int, block: int) -> bool:
     """LMCache's chunk must be a whole number of vLLM blocks."""
-    return chunk_tokens > 0 and math.gcd(chunk_tokens, block) == block
+    return chunk_tokens % block == 0

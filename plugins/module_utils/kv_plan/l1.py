@@ -33,9 +33,9 @@ def l1_slots(l1_bytes: int, slot_bytes: int) -> int:
     return l1_bytes // slot_bytes
 
 
-def guaranteed_slots(l1_bytes: int, slot_bytes: int, watermark_millis: int) -> int:
-    """Chunks always free in a retaining L1: ``(1 - w) x L1``. ``watermark_millis`` is w in thousandths."""
-    return l1_bytes * (1000 - watermark_millis) // 1000 // slot_bytes
+def guaranteed_bytes(l1_bytes: int, watermark_millis: int) -> int:
+    """Bytes always free in a retaining L1: ``(1 - w) x L1``. ``watermark_millis`` is w in thousandths."""
+    return l1_bytes * (1000 - watermark_millis) // 1000
 
 
 def predict_restores(slots: int, resident: int, arrivals: Sequence[int], read_between: bool = False) -> list[Restore]:
@@ -55,9 +55,9 @@ def predict_restores(slots: int, resident: int, arrivals: Sequence[int], read_be
     return outcome
 
 
-def restores_at_once(slots: int, store_reserve: int, chunks: int) -> int:
-    """How many restores of ``chunks`` chunks fit beside the store reserve: ``floor((L1 - S) / N)``."""
-    return max(slots - store_reserve, 0) // chunks if chunks > 0 else 0
+def restores_at_once(l1_bytes: int, reserve_bytes: int, prefix_bytes: int) -> int:
+    """How many restores of ``prefix_bytes`` fit beside the store reserve: ``floor((L1 - S) / prefix)``."""
+    return max(l1_bytes - reserve_bytes, 0) // prefix_bytes if prefix_bytes else 0
 
 
 def mean_chunks_at_once(slots: int, store_reserve: int, arrivals: int) -> int:
@@ -65,14 +65,12 @@ def mean_chunks_at_once(slots: int, store_reserve: int, arrivals: int) -> int:
     return max(slots - store_reserve, 0) // arrivals
 
 
-def slots_for_restores(store_reserve: int, lengths: Sequence[int]) -> int:
-    """L1 slots that let restores of these lengths be in L1 together: ``S + sum(N)``."""
-    return store_reserve + sum(lengths)
+def prefetch_in_flight(restores: int, waiting: int, arrivals: int) -> int:
+    """F = ``floor((L1 - S) / N) - W``, at least 1 and not above what can arrive.
 
-
-def prefetch_in_flight(slots: int, store_reserve: int, full_chunks: int, waiting: int = 0) -> int:
-    """F = ``floor((L1 - S) / N) - W``, at least 1. It keeps hopeless loads off the disk; it does not protect L1."""
-    return max(restores_at_once(slots, store_reserve, full_chunks) - waiting, 1)
+    It keeps hopeless loads off the disk; it does not protect L1.
+    """
+    return min(max(restores - waiting, 1), arrivals)
 
 
 def evict_once(resident: int, slots_milli: int, watermark_millis: int, ratio_millis: int) -> int:

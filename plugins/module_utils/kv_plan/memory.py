@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .checks import GIB, ceil_div, gib_to_bytes
+from .checks import ceil_div, gib_to_bytes
 from .profile import Node, Profile
 
 MIB = 2**20
 #: Mooncake's own buffer for SSD offload (MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES).
-MOONCAKE_OFFLOAD_BUFFER_BYTES = 5 * GIB // 4
+MOONCAKE_OFFLOAD_BUFFER_BYTES = 1280 * MIB
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def utilization_percent(nodes: Sequence[Node], need: Demand, kv_bytes: int) -> i
     With explicit KV bytes vLLM uses it only for its start check, but still uses it.
     """
     smallest = min(node.total_bytes for node in nodes)
-    return max(ceil_div(100 * (need.engine_bytes + kv_bytes), smallest), 1)
+    return ceil_div(100 * (need.engine_bytes + kv_bytes), smallest)
 
 
 def start_check(profile: Profile, node: Node, need: Demand, l1_bytes: int, percent: int) -> tuple[int, int]:

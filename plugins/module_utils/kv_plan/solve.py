@@ -262,19 +262,19 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
 
     # What L1 holds and stages.
     slots = l1.l1_slots(l1_bytes, slot)
-    staged = max(l1_bytes - reserve * slot, 0)
-    restores_longest = staged // longest_bytes if longest_bytes else 0
-    restores_typical = staged // typical_bytes if typical_bytes else 0
+    reserve_bytes = reserve * slot
+    restores_longest = l1.restores_at_once(l1_bytes, reserve_bytes, longest_bytes)
+    restores_typical = l1.restores_at_once(l1_bytes, reserve_bytes, typical_bytes)
     if separate:
         attention, mamba = (_round_up(size, align) for size in geometry.separate_object_bytes(shape, dtypes, chunk))
-        mean_chunks = max(staged // arrivals - mamba, 0) // attention
+        mean_chunks = max(max(l1_bytes - reserve_bytes, 0) // arrivals - mamba, 0) // attention
     else:
         mean_chunks = l1.mean_chunks_at_once(slots, reserve, arrivals)
-    guaranteed = l1_bytes * (1000 - watermark_millis(profile)) // 1000
+    guaranteed = l1.guaranteed_bytes(l1_bytes, watermark_millis(profile))
     if not lmcache.enabled:
         in_flight = 0
     elif lmcache.prefetch_max_in_flight == AUTO:
-        in_flight = min(max(restores_longest - profile.load.waiting_restores, 1), max(arrivals, 1))
+        in_flight = l1.prefetch_in_flight(restores_longest, profile.load.waiting_restores, arrivals)
     else:
         in_flight = int(lmcache.prefetch_max_in_flight)
 

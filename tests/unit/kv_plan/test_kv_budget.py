@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import Node, files, make_plan, memory
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import GIB
-from kv_helpers import plan, refused
+from kv_plan.kv_helpers import plan, refused
 
 
 @pytest.mark.parametrize("name", files.names_in(files.PROFILES))

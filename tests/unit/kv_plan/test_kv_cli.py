@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from goodput import plan_view
 from goodput.plan_cli import plan_app

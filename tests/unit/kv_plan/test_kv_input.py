@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import Node, PlanInputError, files, make_plan
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.geometry import geometry_from_config
-from kv_helpers import plan
+from kv_plan.kv_helpers import plan
 
 SMALL: dict[str, Any] = {
     "num_hidden_layers": 5,

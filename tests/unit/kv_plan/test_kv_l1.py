@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import l1
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.l1 import Restore
-from kv_helpers import message, plan, refused, warned
+from kv_plan.kv_helpers import message, plan, refused, warned
 
 # 0.6 GiB of L1 and Nano chunks: 20.39 chunks, so 20 slots and a usage of 0.785 with 16 in use.
 SLOTS_MILLI = 644_245_094 * 1000 // 31_596_544
@@ -65,12 +65,46 @@ def test_retention_on_0_5_6_without_a_gpu(watermark: int, hits: int) -> None:
 
 
 def test_restores_at_once_of_the_articles_two_runs() -> None:
-    assert [l1.restores_at_once(slots, 0, 31) for slots in (41, 82)] == [1, 2]
-    assert [l1.restores_at_once(slots, 0, 14) for slots in (41, 82)] == [2, 5]
+    chunk, gib = 103_809_024, 2**30
+    assert [l1.restores_at_once(size * gib, 0, 31 * chunk) for size in (4, 8)] == [1, 2]
+    assert [l1.restores_at_once(size * gib, 0, 14 * chunk) for size in (4, 8)] == [2, 5]
+    assert [l1.restores_at_once(8 * gib, 8 * chunk, n * chunk) for n in (31, 14)] == [2, 5]
     assert l1.mean_chunks_at_once(82, 8, 5) == 14
     assert l1.store_reserve_chunks(8447, 4224) == 8
-    assert l1.slots_for_restores(8, [31, 14, 14, 14, 14]) == 95
-    assert l1.guaranteed_slots(4 * 2**30, 103_809_024, 800) == 8
+    assert l1.guaranteed_bytes(4 * gib, 800) // chunk == 8
+
+
+def test_edges_of_the_room() -> None:
+    assert l1.restores_at_once(10, 4, 3) == 2
+    assert l1.restores_at_once(9, 4, 3) == 1
+    assert l1.restores_at_once(3, 4, 1) == 0
+    assert l1.restores_at_once(10, 4, 0) == 0
+    assert l1.restores_at_once(10, 4, 1) == 6
+    assert l1.mean_chunks_at_once(3, 4, 1) == 0
+    assert l1.guaranteed_bytes(1_000_000, 800) == 200_000
+    assert l1.guaranteed_bytes(999, 500) == 499
+    assert l1.guaranteed_bytes(10**12, 0) == 10**12
+    assert [l1.prefetch_in_flight(5, waiting, 9) for waiting in (0, 2, 4, 5, 7)] == [5, 3, 1, 1, 1]
+    assert l1.prefetch_in_flight(5, 0, 3) == 3
+
+
+def test_edges_of_a_restore() -> None:
+    """A restore that fits exactly is served and reported whole; one into an overfull L1 is short of all it needs."""
+    assert l1.predict_restores(10, 4, [6]) == [Restore(6, 0, 0)]
+    assert l1.predict_restores(10, 4, [6, 1]) == [Restore(6, 0, 0), Restore(0, 1, 1)]
+    assert l1.predict_restores(10, 4, [6, 6], read_between=True) == [Restore(6, 0, 0)] * 2
+    assert l1.predict_restores(10, 12, [3]) == [Restore(0, 3, 3)]
+
+
+def test_edges_of_the_eviction_loop() -> None:
+    assert l1.evict_once(800, 1_000_000, 800, 200) == 640  # exactly at the watermark
+    assert l1.evict_once(799, 1_000_000, 800, 200) == 799
+    assert l1.evict_once(7995, 10_000_000, 800, 200) == 7995
+    assert l1.evict_once(4, 4_000, 800, 200) == 3  # a fraction of a key is one key
+    assert l1.evict_until_idle(1, 1_000, 500, 200) == 0
+    assert l1.evict_until_idle(0, 1_000, 500, 200) == 0
+    assert l1.store_into_retaining_l1(0, 5000, 1_000_999, 800, 200, None) == (1000, 1000)
+    assert l1.store_into_retaining_l1(0, 3, 1_000, 800, 200, None) == (1, 1)
 
 
 def test_kv16_l14_is_refused_with_what_would_work() -> None:
@@ -91,10 +125,8 @@ def test_kv16_l14_is_refused_with_what_would_work() -> None:
     auto = {"lmcache.prefetch_max_in_flight": "auto"}
     for settings in ({"lmcache.store_policy": "skip_l1"}, {"lmcache.l1.eviction_watermark": 0.25}):
         assert plan("super-kv16-l14", settings=settings | auto)["ok"]
-    larger = plan(
-        "super-kv16-l14", settings={"lmcache.l1.size_gib": 15, "serving.kv_cache_bytes": 10_000_000_000} | auto
-    )
-    assert larger["ok"]
+    room = {"lmcache.l1.size_gib": 15, "serving.kv_cache_bytes": 10_000_000_000}
+    assert plan("super-kv16-l14", settings=room | auto)["ok"]
 
 
 def test_kv12_l18_fits_for_two_full_restores_with_its_two_warnings() -> None:

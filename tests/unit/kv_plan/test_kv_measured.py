@@ -6,7 +6,7 @@ import pytest
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import device, geometry, l1
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import gib_to_bytes
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.geometry import Dtypes, ModelGeometry
-from kv_helpers import BF16, MODELS, NANO, SUPER, plan
+from kv_plan.kv_helpers import BF16, MODELS, NANO, SUPER, plan
 
 LENGTH = 131072
 F32 = Dtypes("fp8", "bfloat16", "float32")
@@ -113,6 +113,9 @@ def test_group_size_takes_the_larger_count_only_below_a_quarter_more(
     [
         ("nano", "fp8", "bfloat16", 2128, 14_848, 31.6),
         ("nano", "fp8", "float32", 4176, 14_848, 62.0),
+        ("nano", "fp8_e4m3", "float16", 2128, 14_848, 31.6),
+        ("nano", "fp8_e5m2", "float16", 2128, 14_848, 31.6),
+        ("nano", "float16", "bfloat16", 1072, 29_696, 31.8),
         ("nano", "bfloat16", "float16", 1072, 29_696, 31.8),
         ("nano", "bfloat16", "float32", 2096, 29_696, 62.2),
         ("super", "fp8", "bfloat16", 4224, 24_576, 103.8),
@@ -197,11 +200,11 @@ def test_l1_table(gib: int, super_chunks: int, super_tokens: int, nano_chunks: i
 def test_full_prefix_fused_and_separate(model: str, chunks: int, fused: int, separate: int) -> None:
     shape = MODELS[model]
     block = geometry.block_tokens(shape, BF16)
-    assert geometry.restore_bytes(shape, BF16, chunks, block, False) == fused
-    assert geometry.restore_bytes(shape, BF16, chunks, block, True) == separate
+    assert geometry.restore_bytes(shape, BF16, chunks, block, False, 1) == fused
+    assert geometry.restore_bytes(shape, BF16, chunks, block, True, 1) == separate
     attention, mamba = geometry.separate_object_bytes(shape, BF16, block)
     assert attention + mamba == geometry.chunk_bytes(shape, BF16, block)
-    assert geometry.restore_bytes(shape, BF16, 0, block, True) == 0
+    assert geometry.restore_bytes(shape, BF16, 0, block, True, 1) == 0
 
 
 def test_rdma_pages_pad_nano_but_not_super() -> None:
@@ -252,3 +255,35 @@ def test_a_tier_adds_only_what_the_tier_above_does_not_hold() -> None:
     assert staged["l1_adds_tokens"] == 0
     kept_chunks = int(400 * 2**30 * 0.8) // 103_809_024
     assert staged["l2_adds_tokens"] == kept_chunks * 4224 - 2_162_688
+
+
+def test_plain_attention_has_one_group_and_the_backends_block() -> None:
+    plain = ModelGeometry("x", 32, 8, 128)
+    assert not plain.hybrid
+    assert (plain.mamba_layers, plain.mamba_heads, plain.mamba_head_dim, plain.state_size) == (0, 0, 0, 0)
+    assert (plain.groups, plain.conv_kernel) == (0, 0)
+    assert geometry.mamba_state_bytes(plain, BF16) == 0
+    assert geometry.block_tokens(plain, BF16) == 16
+    assert device.device_groups(plain) == device.DeviceGroups(32, 1, 0)
+    assert device.blocks_per_request(plain, 16, LENGTH) == 8192
+    assert device.device_block_bytes(plain, BF16, 16) == 32 * 16 * 2048
+    assert ModelGeometry("x", 1, 2, 128, 1, 8, 64, 128, 1, 4).hybrid
+    sizes = plan("nano-recommended", model="tiny")["sizes"]
+    assert (sizes["chunk_size_tokens"], sizes["max_num_batched_tokens"]) == (256, 8192)
+
+
+def test_nothing_is_cached_of_an_empty_prompt() -> None:
+    assert device.cached_tokens_of_repeat(0, 0, 1) == 0
+    assert device.cached_tokens_of_repeat(5, 1, 1) == 0
+    assert device.cached_tokens_of_repeat(5, 9, 1) == 5
+
+
+def test_speculative_tokens_pin_blocks_in_every_mamba_group() -> None:
+    assert device.blocks_per_request(NANO, 2128, LENGTH, 3) == 70 + 4 * 3
+
+
+@pytest.mark.parametrize(
+    ("chunk", "block", "valid"), [(4224, 4224, True), (8448, 4224, True), (4225, 4224, False), (2112, 4224, False)]
+)
+def test_chunk_is_a_whole_number_of_blocks(chunk: int, block: int, valid: bool) -> None:
+    assert geometry.valid_chunk(chunk, block) is valid

@@ -141,7 +141,7 @@ def test_more_l1_never_stages_worse(
         lmcache = replace(profile.lmcache, enabled=True, l1=replace(profile.lmcache.l1, size_gib=gib))
         plan = make_plan(replace(profile, lmcache=lmcache), model, pair)
         staging_rules = {"KV004", "KV005", "KV006", "KV023"}
-        return plan["sizes"] | {"refused": sum(item["rule"] in staging_rules for item in plan["errors"])}
+        return dict(plan["sizes"]) | {"refused": sum(item["rule"] in staging_rules for item in plan["errors"])}
 
     less, larger = staged(small), staged(small + more)
     for key in (

@@ -11,9 +11,9 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.goodput.spark.plugins.filter.kv_plan import kv_plan
 from ansible_collections.goodput.spark.plugins.module_utils import serving
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
-from kv_helpers import plan
+from kv_plan.kv_helpers import plan
 
-NODES = [
+NODES: list[dict[str, Any]] = [
     {"name": "spark1", "server": True, "total_bytes": 128_526_896_332},
     {"name": "spark2", "total_bytes": 130_674_379_980},
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import (
@@ -16,7 +18,7 @@ from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import (
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import GIB
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.profile import L2Filesystem
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.rules import RULES
-from kv_helpers import message, plan, refused, warned
+from kv_plan.kv_helpers import message, plan, refused, warned
 
 from goodput import plan_view
 from goodput.plan_cli import example_plan
@@ -89,7 +91,7 @@ def nodes(**facts: object) -> list[Node]:
     return [Node(name="spark1", total_bytes=int(119.7 * GIB), server=True, **facts)]  # type: ignore[arg-type]
 
 
-def judged(settings: dict[str, object], observed: Observed | None = None, **facts: object) -> dict[str, object]:
+def judged(settings: Mapping[str, object], observed: Observed | None = None, **facts: object) -> dict[str, Any]:
     loaded = files.load_profile("super-recommended", settings)
     return make_plan(loaded, files.load_model("super"), nodes(**facts), observed=observed)
 
@@ -102,7 +104,7 @@ def test_measured_cuda_memory_replaces_the_assumed_fraction() -> None:
     assert "at most 90.00 GiB (measured)" in message(result, "KV013")
     solved = judged({}, cuda_free_bytes=reachable)
     assert solved["ok"]
-    assert solved["sizes"]["device_bytes"] < judged({})["sizes"]["device_bytes"]  # type: ignore[index]
+    assert solved["sizes"]["device_bytes"] < judged({})["sizes"]["device_bytes"]
 
 
 def test_disk_of_a_node_is_checked() -> None:
