@@ -126,8 +126,7 @@ def play(
     resume: str,
     as_json: bool = False,
     svg: Path | None = None,
-    stages: bool = False,
-    split_by_stem: bool = False,
+    run: Run | None = None,
     console: Console | None = None,
     every_check: bool = False,
 ) -> tuple[Outcome, dict[str, Any] | None]:
@@ -135,7 +134,7 @@ def play(
     console = console or terminal(quiet=as_json)
     timings = Timings(STATE / "timings.json")
     expected = timings.expected(request.kind) if request.full else {}
-    run, since = Run(split_by_stem=split_by_stem), time.time()
+    run, since = run if run is not None else Run(), time.time()
     title = f"goodput {command}" + (f"   {shown(request.inventory)}" if request.inventory else "")
     with display.Progress(console, title, run, expected) as progress:
         try:
@@ -153,7 +152,7 @@ def play(
     if as_json:
         print(json.dumps(as_object(command, request, outcome, verdict)))
     else:
-        body = report(f"goodput {command}", outcome, verdict, expected, resume, stages=stages, every_check=every_check)
+        body = report(f"goodput {command}", outcome, verdict, expected, resume, every_check=every_check)
         console.print(body, crop=False)
         if svg is not None:
             save_svg(svg, Group(Text(title, style="bold"), body))
@@ -167,14 +166,15 @@ def report(
     expected: dict[str, float],
     resume: str,
     *,
-    stages: bool = False,
     every_check: bool = False,
 ) -> RenderableType:
     """The final screen: layers, what tasks wanted shown, the verdict, failures, how to go on."""
     run, parts = outcome.run, list[RenderableType]()
     # One row would repeat the last line.
     if len(run.layers) > 1 or run.failures:
-        parts.append(display.stage_table(run) if stages and outcome.ok else display.layer_table(run, expected))
+        parts.append(display.layer_table(run, expected))
+    if "guests" in run.kept:
+        parts.append(display.guest_table(run.kept["guests"]))
     for text in run.shows:
         parts += [Text(text), Text("")]
     # Why it could not run stands in the last lines.
@@ -249,12 +249,19 @@ verify = playbook_command("verify", "playbooks/verify.yml", "Run the acceptance 
 reset = playbook_command("reset", "playbooks/reset.yml", "Undo what the roles made, as their manifests list it.")
 
 
-def _virtual(state: str, *, as_json: bool, extra_vars: list[str] | None = None, verbose: int = 0) -> Outcome:
+def _guest_run() -> Run:
+    """A run of the virtual pair's one role, shown by its stages."""
+    return Run(stages={"install": "image", "configure": "boot"}, keep=("guests",))
+
+
+def _virtual(
+    state: str, *, as_json: bool, extra_vars: list[str] | None = None, verbose: int = 0, command: str | None = None
+) -> Outcome:
     pairs = (f"virtual_pair_state={state}", *(extra_vars or ()))
     # Booting, stopping and asking take different times: only `up` is worth remembering.
     request = Request("playbooks/virtual_pair.yml", None, extra_vars=pairs, verbosity=verbose, remember=state == "up")
-    resume = f"goodput virtual {state}"
-    return play(f"virtual {state}", request, resume=resume, as_json=as_json, split_by_stem=True)[0]
+    name = f"virtual {command or state}"
+    return play(name, request, resume=f"goodput {name}", as_json=as_json, run=_guest_run())[0]
 
 
 @virtual_app.command("up")
@@ -267,6 +274,13 @@ def virtual_up(as_json: JsonOption = False, extra_vars: ExtraOption = None, verb
 def virtual_down(as_json: JsonOption = False, extra_vars: ExtraOption = None, verbose: VerboseOption = 0) -> None:
     """End the pair."""
     raise typer.Exit(_virtual("down", as_json=as_json, extra_vars=extra_vars, verbose=verbose).exit_code)
+
+
+@virtual_app.command("fresh")
+def virtual_fresh(as_json: JsonOption = False, extra_vars: ExtraOption = None, verbose: VerboseOption = 0) -> None:
+    """End the pair and forget its disks: the next boot is stock."""
+    outcome = _virtual("absent", as_json=as_json, extra_vars=extra_vars, verbose=verbose, command="fresh")
+    raise typer.Exit(outcome.exit_code)
 
 
 @virtual_app.command("status")
@@ -301,58 +315,54 @@ def virtual_ssh(
 def bench_site(
     inventory: InventoryOption = None,
     boot: Annotated[bool, typer.Option(help="Measure image and boot of the virtual pair first.")] = True,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the pair's disks before: a stock boot.")] = False,
     as_json: JsonOption = False,
     svg: SvgOption = None,
 ) -> None:
     """Seconds per stage: image and boot of the virtual pair, each layer, a second run, and 20 trivial tasks."""
     console = terminal(quiet=as_json)
-    virtual = inventory is None or inventory.resolve() == VIRTUAL
-    steps: list[tuple[str, Request, bool]] = []
-    if virtual and boot:
-        steps.append(
-            ("virtual up", Request("playbooks/virtual_pair.yml", None, extra_vars=("virtual_pair_state=up",)), True)
-        )
-    results: list[tuple[str, Outcome]] = []
-    for name, request, stem in steps:
-        results.append((name, _bench_step(name, request, console, stem)))
-    path = find_inventory(inventory, as_json=as_json)
+    pair = boot and (inventory is None or inventory.resolve() == VIRTUAL)
+    results: dict[str, Outcome] = {}
+    if pair:
+        for name, state in (("fresh", "absent"), ("boot", "up")) if fresh else (("boot", "up"),):
+            request = Request("playbooks/virtual_pair.yml", None, extra_vars=(f"virtual_pair_state={state}",))
+            results[name] = _bench_step(name, request, console, _guest_run())
+    path = VIRTUAL.resolve() if pair else find_inventory(inventory, as_json=as_json)
     for name, playbook in (
         ("first run", "site.yml"),
         ("second run", "site.yml"),
         ("20 trivial tasks", "playbooks/bench_baseline.yml"),
     ):
-        results.append((name, _bench_step(name, Request(playbook, path), console, False)))
-    rows = [(name, outcome.run.figures()) for name, outcome in results[-3:]]
-    second = results[-2][1].run
+        results[name] = _bench_step(name, Request(playbook, path), console, Run())
+    second = results["second run"].run
     idle = not any(second.changed.values())
     if as_json:
-        stages = {
+        runs = {
             name: {
                 "wall_seconds": round(outcome.seconds, 1),
                 "layers": {layer.name: round(layer.seconds, 1) for layer in outcome.run.layers.values()},
                 "figures": outcome.run.figures(),
                 "changed": outcome.run.changed,
             }
-            for name, outcome in results
+            for name, outcome in results.items()
         }
-        print(json.dumps({"ok": idle, "exit": 0 if idle else 1, "runs": stages}))
+        print(json.dumps({"ok": idle, "exit": 0 if idle else 1, "runs": runs}))
     else:
         parts: list[RenderableType] = []
-        for name, outcome in results:
+        for name, outcome in results.items():
             parts += [Text(f"{name}: {outcome.seconds:.0f} s in all", style="bold"), display.stage_table(outcome.run)]
-        parts.append(display.comparison(rows))
+        compared = ("first run", "second run", "20 trivial tasks")
+        parts.append(display.comparison([(name, results[name].run.figures()) for name in compared]))
         if not idle:
             parts.append(Text(f"NOT OK: the second run changed {second.changed}, required 0", style="bold red"))
-        console.print(Group(*parts))
+        console.print(Group(*parts), crop=False)
         if svg is not None:
             save_svg(svg, Group(*parts))
     raise typer.Exit(0 if idle else 1)
 
 
-def _bench_step(name: str, request: Request, console: Console, split_by_stem: bool) -> Outcome:
-    outcome, _ = play(
-        f"bench site: {name}", request, resume="goodput bench site", console=console, split_by_stem=split_by_stem
-    )
+def _bench_step(name: str, request: Request, console: Console, run: Run) -> Outcome:
+    outcome, _ = play(f"bench site: {name}", request, resume="goodput bench site", console=console, run=run)
     if not outcome.ok:
         raise typer.Exit(outcome.exit_code)
     return outcome

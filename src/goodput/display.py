@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -87,6 +88,19 @@ def stage_table(run: Run) -> Table:
     table.add_column("changed", footer=str(sum(row[3] for row in rows)), justify="right")
     for name, seconds, ran, changed in rows:
         table.add_row(name, f"{seconds:.1f}", str(ran), str(changed))
+    return table
+
+
+def guest_table(guests: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The virtual pair's guests: running or not, and the loopback ports that lead to them."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("guest", "state", "pid", "ssh port", "http port", "address"):
+        table.add_column(column)
+    for name, guest in guests.items():
+        running = bool(guest.get("running"))
+        state = Text("running", style="green") if running else Text("off", style="dim")
+        values = [guest.get(key) for key in ("pid", "ssh", "http", "management_address")]
+        table.add_row(name, state, *("" if value is None else str(value) for value in values))
     return table
 
 

@@ -127,9 +127,13 @@ def _when(event: Mapping[str, Any]) -> float:
 class Run:
     """Everything known about one run of a playbook. ``feed`` takes ansible-runner's events in order."""
 
-    def __init__(self, *, split_by_stem: bool = False) -> None:
-        # A playbook of one role is shown by its task files instead: "image | Build ..." belongs to "image".
-        self.split_by_stem = split_by_stem
+    def __init__(self, *, stages: Mapping[str, str] | None = None, keep: tuple[str, ...] = ()) -> None:
+        # A playbook of one role is shown by its task files instead: "configure | Boot ..." belongs to
+        # stages["configure"].
+        self.stages = stages
+        # Keys of task results that the caller wants; the last value of each is in ``kept``.
+        self.keep = keep
+        self.kept: dict[str, Any] = {}
         self.layers: dict[str, Layer] = {}
         self.tasks: list[Task] = []
         self.shows: list[str] = []
@@ -176,8 +180,8 @@ class Run:
         name = str(data.get("task") or "")
         role = str(data.get("role") or "").rpartition(".")[2]
         stem, bar, _ = name.partition(" | ")
-        if self.split_by_stem and bar:
-            layer = stem
+        if self.stages is not None:
+            layer = self.stages.get(stem, stem) if bar else (self.layer.name if self.layer else role)
         elif role.startswith("_") and self.layer is not None:
             # A shared helper role works for the layer that called it.
             layer = self.layer.name
@@ -240,14 +244,16 @@ class Run:
         task.hosts[host] = {"status": status, "seconds": round(float(data.get("duration") or 0.0), 3)}
 
     def _show(self, result: Mapping[str, Any]) -> None:
-        """Keep a text that a task wants shown: key ``goodput_show`` of its result, message or facts."""
+        """Keep what a task wants shown (``goodput_show`` in its result, message or facts) and what the caller wants."""
         for place in (result, result.get("msg"), result.get("ansible_facts")):
-            if isinstance(place, Mapping) and place.get("goodput_show"):
+            if not isinstance(place, Mapping):
+                continue
+            self.kept |= {key: place[key] for key in self.keep if key in place}
+            if place.get("goodput_show"):
                 text = place["goodput_show"]
                 text = "\n".join(map(str, text)) if isinstance(text, list) else str(text)
                 if text not in self.shows:
                     self.shows.append(text)
-                return
 
     @property
     def failures(self) -> list[Failure]:
@@ -303,6 +309,7 @@ class Run:
             "changed": self.changed,
             "failures": [failure.to_dict() for failure in self.failures],
             "show": self.shows,
+            **self.kept,
         }
 
     def tasks_to_dict(self) -> list[dict[str, Any]]:

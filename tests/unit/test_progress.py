@@ -13,7 +13,7 @@ from goodput.progress import Run, Timings, explain
 class Script:
     """Feeds a Run the way ansible-runner does; every event comes one second after the one before."""
 
-    def __init__(self, **options: bool) -> None:
+    def __init__(self, **options: Any) -> None:
         self.run = Run(**options)
         self.second = 0
 
@@ -67,8 +67,14 @@ def test_a_play_without_roles_and_one_split_by_task_file() -> None:
     plain = Script()
     plain.event("playbook_on_play_start", play="Bench").task("x", "", n={})
     assert list(plain.stats().layers) == ["Bench"]
-    split = Script(split_by_stem=True).task("image | Build", "virtual_pair", localhost={})
-    assert list(split.task("boot | Start", "virtual_pair", localhost={}).stats().layers) == ["image", "boot"]
+    split = Script(stages={"install": "image"}).task("Validate", "virtual_pair", localhost={})
+    split.task("install | Build", "virtual_pair", localhost={}).task("boot | Start", "virtual_pair", localhost={})
+    assert list(split.stats().layers) == ["virtual_pair", "image", "boot"]
+
+
+def test_wanted_keys_of_results_are_kept() -> None:
+    script = Script(keep=("guests",)).task("a", n={"guests": 1}).task("b", n={"msg": {"guests": 2}})
+    assert script.stats().to_dict()["guests"] == 2
 
 
 def test_status_of_nodes_while_running_and_after() -> None:
