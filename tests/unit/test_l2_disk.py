@@ -456,3 +456,26 @@ def test_the_result_of_a_module_is_plain_json() -> None:
     assert result["candidates"] == [
         {"path": "/dev/nvme0n1", "serial": "SPARK1L2", "size_gib": 8.0, "model": "QEMU NVMe Ctrl"}
     ]
+
+
+def test_our_filesystem_on_a_disk_with_another_serial_than_recorded_is_refused() -> None:
+    problem = only(decide(wish(), replace(MOUNTED, record=replace(RECORD, serial="FORMER"))))
+    assert "SPARK1L2" in problem.found
+    assert "FORMER" in problem.required
+
+
+def test_what_is_left_to_do() -> None:
+    keep = decide(wish(), MOUNTED)
+    assert not l2.is_pending(wish(), RECORD, keep)
+    assert l2.is_pending(wish(), None, keep)
+    assert l2.is_pending(wish(), replace(RECORD, made=False), keep)
+    assert l2.is_pending(wish(), replace(RECORD, uuid="former"), keep)
+    assert l2.is_pending(wish(), None, decide(wish(serial="SPARK1L2"), l2.Facts(disks=(L2,))))
+    folder = wish(backend="directory")
+    assert not l2.is_pending(folder, None, decide(folder, l2.Facts(directory_free_bytes=9 * GIB)))
+
+
+def test_tools_that_a_backend_needs() -> None:
+    assert l2.missing_packages("lv", True, lambda _: None) == ["xfsprogs", "lvm2", "fio"]
+    assert l2.missing_packages("device", False, lambda _: "/sbin/x") == []
+    assert l2.missing_packages("directory", False, lambda _: None) == []
