@@ -2,7 +2,8 @@
 """Check that `ansible-doc` can load the documentation of every module and filter, and that it tells the truth.
 
 A module keeps its arguments in a function `argument_spec()`; names, types, defaults, choices and `required` must be the
-documented ones. (A module that only documents an action plugin has no code to compare.) Examples must be valid YAML that uses the plugin by its full name.
+documented ones. (A module that only documents an action plugin has no code to compare.) Examples must be valid YAML
+that uses the plugin by its full name.
 """
 
 from __future__ import annotations
