@@ -291,23 +291,30 @@ def judge_system(system: System, required: Required) -> Iterable[Finding]:
         yield Finding("library", f"no {name}", f"{name}", f"apt-get install {LIBRARIES[name]}")
 
 
-def judge_archive(archive: Archive, required: Required, may_be_missing: bool) -> Iterable[Finding]:
+def judge_archive(
+    archive: Archive, required: Required, copied: bool, may_be_missing: bool = False
+) -> Iterable[Finding]:
+    """``copied``: the role makes this file, so the remedy is another run."""
+    again = f"`rm -f {archive.path}` on this node and run the role runtime, which copies it again"
     if not archive.exists:
         if not may_be_missing:
             yield Finding(
                 "runtime archive",
                 f"no file {archive.path}",
                 f"the archive with sha256 {required.sha256}",
-                "attach and mount the medium that holds it (runtime_node_archive), or set runtime_archive to a file on "
-                "the controller and run the role runtime",
+                again
+                if copied
+                else "attach and mount the medium that holds it (runtime_node_archive), or set runtime_archive to a "
+                "file on the controller instead",
             )
     elif archive.sha256 != required.sha256:
         yield Finding(
             "runtime archive",
             f"{archive.path} with sha256 {archive.sha256}",
             f"sha256 {required.sha256} (runtime_sha256)",
-            "put the right archive there; a copy that the role made is made again after "
-            f"`rm {archive.path}`; or correct runtime_sha256 for all nodes",
+            again
+            if copied
+            else "put the right archive there (the medium may be old), or correct runtime_sha256 for all nodes",
         )
 
 
@@ -358,7 +365,7 @@ def judge_mount(mount: Mount, archive: Archive, required: Required, system: Syst
 
 def preflight(archive: Archive, mount: Mount, system: System, required: Required, copied: bool) -> list[Finding]:
     """Findings before anything is changed. ``copied``: the role copies the archive, so it may still be missing."""
-    findings = [*judge_system(system, required), *judge_archive(archive, required, copied)]
+    findings = [*judge_system(system, required), *judge_archive(archive, required, copied, copied)]
     if not mount.mounted and mount.entries:
         findings.append(
             Finding(
@@ -371,11 +378,13 @@ def preflight(archive: Archive, mount: Mount, system: System, required: Required
     return findings
 
 
-def verify(archive: Archive, mount: Mount, system: System, required: Required, imports: str = "") -> list[Finding]:
+def verify(
+    archive: Archive, mount: Mount, system: System, required: Required, copied: bool, imports: str = ""
+) -> list[Finding]:
     """Findings after the role has run. ``imports`` is what ``try_imports`` returned."""
     findings = [
         *judge_system(system, required),
-        *judge_archive(archive, required, False),
+        *judge_archive(archive, required, copied),
         *judge_mount(mount, archive, required, system),
     ]
     if imports:

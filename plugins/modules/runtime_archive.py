@@ -31,7 +31,7 @@ options:
     type: str
     required: true
   copied:
-    description: Whether the archive is still to be copied and may be missing with O(state=preflight).
+    description: Whether the role makes the archive by copying. Then it may be missing with O(state=preflight).
     type: bool
     default: false
   marks:
@@ -235,9 +235,9 @@ def main() -> None:
         if params["state"] == "preflight":
             findings = logic.preflight(archive, mount, system, required, params["copied"])
         elif params["state"] == "recorded":
-            findings = list(logic.judge_archive(archive, required, False))
+            findings = list(logic.judge_archive(archive, required, params["copied"]))
         else:
-            findings = logic.verify(archive, mount, system, required, imports)
+            findings = logic.verify(archive, mount, system, required, params["copied"], imports)
         module.exit_json(
             changed=changed,
             state="wrong" if findings else "ok",

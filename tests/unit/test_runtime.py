@@ -35,17 +35,17 @@ def texts(findings: Any) -> str:
 
 def test_a_runtime_as_asked_for_has_no_finding() -> None:
     assert runtime.preflight(ARCHIVE, MOUNT, SYSTEM, REQUIRED, False) == []
-    assert runtime.verify(ARCHIVE, MOUNT, SYSTEM, REQUIRED) == []
+    assert runtime.verify(ARCHIVE, MOUNT, SYSTEM, REQUIRED, False) == []
 
 
 def test_another_archive_names_both_sums_and_the_remedy() -> None:
-    for findings in (
-        runtime.preflight(replace(ARCHIVE, sha256=OTHER), MOUNT, SYSTEM, REQUIRED, True),
-        runtime.verify(replace(ARCHIVE, sha256=OTHER), MOUNT, SYSTEM, REQUIRED),
-    ):
-        text = texts(findings)
+    other = replace(ARCHIVE, sha256=OTHER)
+    for judge in (runtime.preflight, runtime.verify):
+        text = texts(judge(other, MOUNT, SYSTEM, REQUIRED, True))
         assert f"found {PATH} with sha256 {OTHER}" in text
-        assert f"required: sha256 {SUM}" in text and f"rm {PATH}" in text
+        assert f"required: sha256 {SUM}" in text and f"rm -f {PATH}" in text
+        text = texts(judge(other, MOUNT, SYSTEM, REQUIRED, False))
+        assert "put the right archive there" in text and "rm -f" not in text
 
 
 def test_a_missing_archive_is_a_finding_unless_it_is_still_to_be_copied() -> None:
@@ -53,7 +53,7 @@ def test_a_missing_archive_is_a_finding_unless_it_is_still_to_be_copied() -> Non
     bare = runtime.Mount("/opt/goodput/runtime", False)
     assert runtime.preflight(missing, bare, SYSTEM, REQUIRED, True) == []
     assert "no file " + PATH in texts(runtime.preflight(missing, bare, SYSTEM, REQUIRED, False))
-    assert "nothing mounted" in texts(runtime.verify(missing, bare, SYSTEM, REQUIRED))
+    assert "nothing mounted" in texts(runtime.verify(missing, bare, SYSTEM, REQUIRED, True))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_missing_archive_is_a_finding_unless_it_is_still_to_be_copied() -> Non
     ],
 )
 def test_verify_names_what_is_wrong_with_the_mount(change: dict[str, Any], said: str) -> None:
-    findings = runtime.verify(ARCHIVE, replace(MOUNT, **change), SYSTEM, REQUIRED)
+    findings = runtime.verify(ARCHIVE, replace(MOUNT, **change), SYSTEM, REQUIRED, False)
     assert len({finding.check for finding in findings}) == 1
     assert said in texts(findings)
 
@@ -202,7 +202,7 @@ def test_failing_imports_are_a_finding(tmp_path: Path) -> None:
     (tmp_path / "site-packages/torch.py").write_text("raise ImportError('libtorch: cannot open')\n")
     error = runtime.try_imports(str(tmp_path), 60)
     assert error == "ImportError: libtorch: cannot open"
-    assert error in texts(runtime.verify(ARCHIVE, MOUNT, SYSTEM, REQUIRED, error))
+    assert error in texts(runtime.verify(ARCHIVE, MOUNT, SYSTEM, REQUIRED, False, error))
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -266,7 +266,10 @@ def compile_all(command: list[str], root: Path) -> int:
 
 
 def check(python: list[str], root: Path) -> None:
-    """Import and start what the roles start; refuse if anything is missing."""
+    """Import and start what the roles start; refuse if anything is missing.
+
+    -S: this machine's own packages neither fill a gap nor, through a .pth file, touch what is being packed.
+    """
     code = "import torch; assert float(torch.ones(3) @ torch.ones(3)) == 3 and not torch.cuda.is_available()"
     commands = [
         ["-c", code],
@@ -275,7 +278,7 @@ def check(python: list[str], root: Path) -> None:
         [str(root / "bin/lmcache"), "server", "--help"],
     ]
     for command in commands:
-        run([*python, "-B", *command], PYTHONPATH=str(root / "site-packages"), LMCACHE_TRACK_USAGE="false")
+        run([*python, "-S", "-B", *command], PYTHONPATH=str(root / "site-packages"), LMCACHE_TRACK_USAGE="false")
 
 
 def make_readable(root: Path) -> None:
