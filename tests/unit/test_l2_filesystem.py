@@ -291,6 +291,19 @@ def test_a_run_that_stopped_before_mkfs_goes_on(wish: l2.Wish, record: str) -> N
 
 
 @loops
+def test_the_record_names_the_uuid_before_mkfs_runs(wish: l2.Wish, record: str) -> None:
+    def failing(argv: list[str]) -> tuple[int, str, str]:
+        if argv[0] == "mkfs.xfs":
+            assert l2.read_record(record) == l2.Record("image", UUID, device=wish.image, made=False)
+            return 1, "", "killed"
+        return run(argv)
+
+    with pytest.raises(fs.L2Error, match="killed"):
+        fs.make(failing, wish, record, UUID)
+    assert fs.make(run, wish, record, OTHER)[1].uuid == UUID
+
+
+@loops
 def test_a_foreign_file_is_refused_and_left_as_it_is(wish: l2.Wish, record: str) -> None:
     Path(wish.image).write_bytes(b"precious" * 1000)
     with pytest.raises(fs.L2Error, match="did not make it"):

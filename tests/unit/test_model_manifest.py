@@ -151,6 +151,12 @@ def test_checksums_past_the_page_cache_are_right(tmp_path: Path, size: int) -> N
     assert mm.sha256_of(str(tmp_path / "x")) == sha(content)
 
 
+def test_a_link_is_never_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="symbolic links"):
+        mm.sha256_of(str(tmp_path / "link"))
+
+
 # --- a node
 
 
