@@ -170,8 +170,8 @@ def report(
 ) -> RenderableType:
     """The final screen: layers, what tasks wanted shown, the verdict, failures, how to go on."""
     run, parts = outcome.run, list[RenderableType]()
-    # One row would repeat the last line.
-    if len(run.layers) > 1 or run.failures:
+    # One row would repeat the last line or the verdict.
+    if len(run.layers) > 1 or (run.failures and verdict is None):
         parts.append(display.layer_table(run, expected))
     if "guests" in run.kept:
         parts.append(display.guest_table(run.kept["guests"]))

@@ -30,6 +30,7 @@ from rich.text import Text
 SITE = "site"
 JOURNAL_LINES = 40
 _JOURNAL_SHOWN = 10
+_VALUE_SHOWN = 400
 ROOT = Path(__file__).resolve().parents[2]
 _LAYER_FILE = re.compile(r"test_(?:\d+_)?(?P<layer>.+)\.py")
 
@@ -194,6 +195,10 @@ class Check:
         """
         __tracebackhide__ = True
         passed = found == required if ok is None else bool(ok)
+        if not passed and isinstance(found, dict) and isinstance(required, dict):
+            # Only what differs helps.
+            keys = [key for key in required if found.get(key) != required[key]] or list(required)
+            found, required = {key: found.get(key) for key in keys}, {key: required[key] for key in keys}
         row = {
             "what": what,
             "ok": passed,
@@ -376,8 +381,10 @@ def _describe(error: BaseException | None, call: pytest.CallInfo[None]) -> str:
     text = lines[0] if lines else type(error).__name__
     if isinstance(error, AssertionError):
         return text
-    place = call.excinfo.traceback[-1] if call.excinfo else None
-    where = f" ({Path(place.path).name}:{place.lineno + 1})" if place is not None else ""
+    # The test's own line says more than the library's.
+    frames = list(call.excinfo.traceback) if call.excinfo else []
+    frames = [frame for frame in frames if _LAYER_FILE.fullmatch(Path(frame.path).name)] or frames
+    where = f" ({Path(frames[-1].path).name}:{frames[-1].lineno + 1})" if frames else ""
     return f"{type(error).__name__}: {text}{where}"
 
 
@@ -422,9 +429,12 @@ def render(verdict: Verdict, *, every_check: bool = False) -> RenderableType:
         for row in order:
             detail.add_row(row.node, row.layer, row.check, _mark(row.ok), row.found, row.required)
         parts.append(detail)
+    alike: dict[tuple[str, ...], list[Row]] = {}
     for row in counted:
         if not row.ok:
-            parts.append(_failure(row))
+            alike.setdefault((row.layer, row.check, row.found, row.required, row.remedy), []).append(row)
+    seen: set[str] = set()
+    parts += [_failure(rows, seen) for rows in alike.values()]
     skips: dict[tuple[str, str], list[str]] = {}
     for row in verdict.rows:
         if row.skipped:
@@ -452,17 +462,24 @@ def _cell(rows: Sequence[Row]) -> Text:
     return Text(f"{bad} of {len(rows)} FAILED", style="bold red") if bad else Text(f"{len(rows)} ok", style="green")
 
 
-def _failure(row: Row) -> RenderableType:
-    lines = [Text.assemble(("FAILED", "bold red"), f"  {row.node}  {row.layer}  ", (row.check, "bold"))]
+def _failure(rows: Sequence[Row], seen: set[str]) -> RenderableType:
+    """One failure that all ``rows`` share; a journal already ``seen`` is not repeated."""
+    row, where = rows[0], ", ".join(dict.fromkeys(row.node for row in rows))
+    body: list[RenderableType] = [
+        Text.assemble(("FAILED", "bold red"), f"  {where}  {row.layer}  ", (row.check, "bold"))
+    ]
     for label, value in (("found", row.found), ("required", row.required), ("remedy", row.remedy)):
         if value and not (label == "required" and value == row.check):
-            lines.append(Text.assemble((f"  {label:<9}", "cyan"), value))
-    body: list[RenderableType] = list(lines)
-    for unit, journal in row.journal.items():
+            text = value if len(value) <= _VALUE_SHOWN else f"{value[:_VALUE_SHOWN]} …"
+            body.append(Text.assemble((f"  {label:<9}", "cyan"), text))
+    for unit, journal in (pair for each in rows for pair in each.journal.items()):
+        if unit in seen:
+            continue
+        seen.add(unit)
         # The state and the end; the JSON has all of it.
-        lines_shown = [*journal[:1], *journal[1:][-_JOURNAL_SHOWN:]]
         body.append(Text(f"  journal of {unit}:", style="cyan"))
-        body += [Text(f"    {line}", style="dim", no_wrap=True, overflow="ellipsis") for line in lines_shown]
+        for line in (*journal[:1], *journal[1:][-_JOURNAL_SHOWN:]):
+            body.append(Text(f"    {line}", style="dim", no_wrap=True, overflow="ellipsis"))
     body.append(Text(""))
     return Group(*body)
 
@@ -539,7 +556,7 @@ def suite_arguments(options: argparse.Namespace) -> list[str]:
     arguments = ["-c", os.devnull, "--rootdir", str(options.suite), "--import-mode", "importlib"]
     arguments += ["-p", "no:cacheprovider"]
     arguments += ["-p", "testinfra.plugin", "-p", "goodput.verdict"]
-    arguments += ["-q", "--no-header", "--tb=short"] if options.verbose else ["-p", "no:terminal"]
+    arguments += ["-q", "--no-header", "--tb=short", "--durations=20"] if options.verbose else ["-p", "no:terminal"]
     arguments += ["--hosts", f"ansible://{options.hosts}", "--ansible-inventory", str(options.inventory)]
     arguments += ["--goodput-output", str(options.output)]
     if options.layer:

@@ -167,6 +167,10 @@ def test_a_bad_option_is_exit_2(site: Path) -> None:
     assert goodput(site, "--bogus").returncode == 2
 
 
+# Unlike the nap of any other run of this test on the machine.
+NAP = f"4711.{os.getpid()}"
+
+
 def _ours(site: Path) -> list[str]:
     """Command lines of processes that this test's run started."""
     found = []
@@ -175,7 +179,7 @@ def _ours(site: Path) -> list[str]:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if str(site) in line or "sleep 4711" in line:
+        if str(site) in line or f"sleep {NAP}" in line:
             found.append(line)
     return found
 
@@ -188,14 +192,14 @@ def _wait_for(condition: Any, seconds: float) -> None:
 
 
 def test_ctrl_c_ends_the_children_and_says_how_to_go_on(site: Path) -> None:
-    argv = command(site, "try", "-i", str(site / "inventory"), "-e", "seconds=4711")
+    argv = command(site, "try", "-i", str(site / "inventory"), "-e", f"seconds={NAP}")
     process = subprocess.Popen(argv, env=environment(site), stdout=subprocess.PIPE, text=True)
-    _wait_for(lambda: any("sleep 4711" in line for line in _ours(site)), 60)
+    _wait_for(lambda: any(f"sleep {NAP}" in line for line in _ours(site)), 60)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert re.search(r"INTERRUPTED: goodput try after 0:\d\d in layer First play \(Wait\)", text)
-    assert f"\n  goodput try -i {site}/inventory -e seconds=4711\n" in text
+    assert f"\n  goodput try -i {site}/inventory -e seconds={NAP}\n" in text
     assert json.loads((site / "state/runs/latest/summary.json").read_text())["reason"] == "interrupted"
     _wait_for(lambda: not _ours(site), 20)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from goodput.verdict import Row, Verdict, judge, layer_of, short_text, to_text
@@ -107,3 +108,18 @@ def test_short_text_is_two_lines_a_failure() -> None:
 
 def test_layer_comes_from_the_file_name() -> None:
     assert [layer_of(Path(name)) for name in ("test_30_nvme_l2.py", "test_host.py")] == ["nvme_l2", "host"]
+
+
+def test_failures_that_are_alike_are_one_block_and_a_journal_is_shown_once() -> None:
+    other = replace(BAD, check="DF ping", found="lost")
+    twin = replace(BAD, node="spark1", journal={"x on spark1": ["other line"]})
+    text = to_text(judge([BAD, twin, other], pytest_exit=1))
+    assert "FAILED  spark2, spark1  rdma  MTU is 9000" in text
+    assert (text.count("journal of x on spark2"), text.count("journal of x on spark1")) == (1, 1)
+    assert text.count("found    1500") == 1
+
+
+def test_a_long_value_is_cut_in_the_table_only() -> None:
+    verdict = judge([replace(BAD, found="y" * 5000)], pytest_exit=1)
+    assert to_text(verdict).count("y") < 500
+    assert len(verdict.to_dict()["failures"][0]["found"]) == 5000

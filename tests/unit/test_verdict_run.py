@@ -87,13 +87,21 @@ def test_plain(host):
 def test_bug(host):
     {"spark2": 0}[host.name]
 
+def test_library(host):
+    import json
+    json.loads(host.name if host.name == "spark1" else "1")
+
+def test_dicts(host, check):
+    """Settings."""
+    check({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 0 if host.name == "spark1" else 2}, "set b", ok=host.name != "spark1")
+
 def test_site(nodes, check):
     """Nodes agree."""
     check(1, 2, "mend", node=nodes[1])
 '''
     verdict = verdict_of(tmp_path, serving=suite)
     assert verdict.exit_code == 1
-    worker, plain, bug, site = verdict.to_dict()["failures"]
+    worker, plain, bug, library, settings, site = verdict.to_dict()["failures"]
     assert (worker["check"], worker["found"], worker["remedy"]) == ("Worker serves: Workers", "0", "start it")
     assert worker["journal"] == {
         f"{unit} on spark1": ["ActiveState=failed", f"journal of {unit}"] for unit in ("goodput-worker", "goodput-etcd")
@@ -101,6 +109,9 @@ def test_site(nodes, check):
     assert (plain["check"], plain["remedy"]) == ("plain", "read the log")
     assert plain["found"].startswith("sum is off")
     assert bug["found"].startswith("KeyError: 'spark1' (test_serving.py:")
+    assert library["found"].startswith("JSONDecodeError: Expecting value")
+    assert "(test_serving.py:" in library["found"]
+    assert (settings["found"], settings["required"]) == ("{'b': 2}", "{'b': 0}")
     assert (site["node"], site["check"]) == ("spark1", "Nodes agree")
 
 
