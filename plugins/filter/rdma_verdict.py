@@ -35,7 +35,8 @@ verdict: "{{ measured.part | goodput.spark.rdma_verdict(serving.part | combine(c
 RETURN = r"""
 _value:
   description: >-
-    state (ok, slow, rail_idle, tcp_fallback_suspected, measurement_fault, failed), reason, remedy, client, server, rails,
+    state (ok, slow, rail_idle, tcp_fallback_suspected, measurement_fault, failed), reason, remedy, client,
+    server, rails,
     total_gbps, window_s and tcp.
   type: dict
 """

@@ -11,6 +11,7 @@ be read that way and names an interface of the change is refused, never rewritte
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import re
@@ -136,10 +137,7 @@ def _match(text: str) -> dict[str, str] | None:
 def _applies(stanza: Stanza, netdev: str, mac: str) -> tuple[bool, str]:
     """(it configures this netdev, obstacle to migrating it)."""
     if stanza.section not in ("ethernets", "nm-devices", "wifis", "modems", "dummy-devices"):
-        member = re.search(
-            rf"""(?:interfaces|link|parent)\b[^\n]*(?:\n\s+-[^\n]*)*?["'\s\[,:-]{re.escape(netdev)}["'\s\],]""",
-            stanza.text + "\n",
-        )
+        member = re.search(rf"(?<![\w.-]){re.escape(netdev)}(?![\w.-])", stanza.text)
         return bool(member), f"{netdev} belongs to {stanza.id} ({stanza.section}); dissolve that first"
     match = _match(stanza.text)
     passthrough = re.search(r"""interface-name["']?:\s*["']?([^"'\s]+)""", stanza.text)
@@ -281,7 +279,7 @@ def drift(live: Mapping[str, Mapping[str, Any]], wanted: Sequence[Mapping[str, A
 
 
 def nm_devices(run: Runner, netdevs: Sequence[str]) -> dict[str, dict[str, str]]:
-    """netdev -> {state, connection}: NetworkManager's state number and the UUID of the active profile, "" without NM."""
+    """netdev -> {state, connection}: NetworkManager's state number and active profile (UUID); "" without NM."""
     found: dict[str, dict[str, str]] = {}
     for netdev in netdevs:
         rc, out, _err = run(["nmcli", "-g", "GENERAL.STATE,GENERAL.CON-UUID", "device", "show", netdev])
@@ -305,6 +303,9 @@ reload() {{
         nmcli connection reload
     fi
     if running systemd-networkd; then networkctl reload; fi
+}}
+put_back() {{
+    if [ -e "$STATE/backup/$1" ]; then cp -a "$STATE/backup/$1" "$ROOT/$1"; else rm -f "$ROOT/$1"; fi
 }}
 # Who renders an interface is read from what netplan generated for it.
 activate() {{
@@ -373,12 +374,10 @@ def rollback_script(
     `files`: those that the change wrote or removed. `before`: netdev -> {state, connection, admin_up, mtu_bytes}.
     `addresses`: every address the node had; if one of them stays away, `netplan apply` brings up everything.
     """
-    lines = ['systemctl stop "%s.service"' % APPLY_UNIT, 'echo "rolling back" >"$STATE/state"']
+    lines = [f'systemctl stop "{APPLY_UNIT}.service"', 'echo "rolling back" >"$STATE/state"']
     for name in files:
         path = shlex.quote(name.lstrip("/"))
-        lines.append(
-            f'if [ -e "$STATE/backup/"{path} ]; then cp -a "$STATE/backup/"{path} "$ROOT/"{path}; else rm -f "$ROOT/"{path}; fi'
-        )
+        lines.append(f"put_back {path}")
     lines += ["reload", *_restore_lines(before)]
     if addresses:
         lines += [
@@ -433,28 +432,27 @@ class Commit:
     def arm(self, files: Sequence[str], netdevs: Sequence[str], seconds: int) -> None:
         """Save what the change will touch and start the timer of the way back. RuntimeError where systemd refuses.
 
-        A change that is still open keeps its backup: it holds the last state that somebody confirmed.
+        A change that is still open is undone first, so the backup is always the last state that somebody confirmed.
         """
-        if self.state() != "armed":
-            shutil.rmtree(self.dir, ignore_errors=True)
-            self.dir.mkdir(parents=True, mode=0o700)
-            live, devices = links(self.run), nm_devices(self.run, netdevs)
-            before = {name: {**devices[name], **live[name]} for name in netdevs if name in live}
-            for name in files:
-                source, copy = self.root / name.lstrip("/"), self.dir / "backup" / name.lstrip("/")
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                if source.exists():
-                    shutil.copy2(source, copy)
-            addresses = sorted(
-                {address for name, link in live.items() if name != "lo" for address in link["addresses"]}
-            )
-            self._write(self.dir / "rollback.sh", rollback_script(self.root, files, before, addresses), 0o700)
-            first = self.root / LINKS_FILE
-            if not first.exists():
-                first.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._write(first, json.dumps(before, indent=1) + "\n", 0o600)
-            self._write(self.dir / "state", "armed\n", 0o600)
+        if self.state() == "armed":
+            self.rollback()
+        shutil.rmtree(self.dir, ignore_errors=True)
+        self.dir.mkdir(parents=True, mode=0o700)
+        live, devices = links(self.run), nm_devices(self.run, netdevs)
+        before = {name: {**devices[name], **live[name]} for name in netdevs if name in live}
+        for name in files:
+            source, copy = self.root / name.lstrip("/"), self.dir / "backup" / name.lstrip("/")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if source.exists():
+                shutil.copy2(source, copy)
+        addresses = sorted({entry for name, link in live.items() if name != "lo" for entry in link["addresses"]})
+        self._write(self.dir / "rollback.sh", rollback_script(self.root, files, before, addresses), 0o700)
+        first = self.root / LINKS_FILE
+        if not first.exists():
+            self._write(first, json.dumps(before, indent=1) + "\n", 0o600)
+        self._write(self.dir / "state", "armed\n", 0o600)
         self.run(["systemctl", "stop", f"{ROLLBACK_UNIT}.timer"])
+        self.run(["systemctl", "reset-failed", f"{ROLLBACK_UNIT}.service"])
         rc, _out, err = self.run(
             [
                 "systemd-run",
@@ -548,8 +546,6 @@ class Commit:
         )
         shutil.rmtree(self.dir, ignore_errors=True)
         recorded.unlink()
-        try:
+        with contextlib.suppress(OSError):  # other roles may still keep something there
             recorded.parent.rmdir()
-        except OSError:
-            pass  # other roles still keep something there
         return True

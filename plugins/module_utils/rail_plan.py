@@ -15,11 +15,10 @@ RAILS_PER_PORT = 2
 # NCCL compares this many leading bits to tell subnets apart (NCCL_IB_SUBNET_PREFIX_LEN, default 24).
 NCCL_SUBNET_BITS = 24
 RDMA_MTU_MIN_BYTES = 1280
-# Both twins sit on one wire, so each must answer ARP only for its own address. IPv6 would only add GIDs.
+# Both twins sit on one wire, so each must answer ARP only for its own address.
 RAIL_SYSCTLS = {
     "net.ipv4.conf.{}.arp_ignore": "1",
     "net.ipv4.conf.{}.arp_announce": "2",
-    "net.ipv6.conf.{}.disable_ipv6": "1",
 }
 
 
@@ -32,7 +31,8 @@ def _subnets(value: object, errors: list[str]) -> list[ipaddress.IPv4Network]:
     """Parse `rdma_rail_subnets`; append one sentence per fault to errors."""
     if not isinstance(value, (list, tuple)):
         errors.append(
-            f"rdma_rail_subnets is {value!r} ({type(value).__name__}); it must be a list of {RAILS_PER_PORT} IPv4 subnets, "
+            f"rdma_rail_subnets is {value!r} ({type(value).__name__}); it must be a list of "
+            f"{RAILS_PER_PORT} IPv4 subnets, "
             'for example ["192.168.100.0/24", "192.168.101.0/24"]'
         )
         return []
@@ -61,14 +61,16 @@ def _subnets(value: object, errors: list[str]) -> list[ipaddress.IPv4Network]:
         for other in networks[:index]:
             if network.overlaps(other):
                 errors.append(
-                    f"rdma_rail_subnets {other} and {network} overlap; both rails in one subnet give only one of them the "
+                    f"rdma_rail_subnets {other} and {network} overlap; both rails in one subnet "
+                    "give only one of them the "
                     "route, and the other stays idle: give each rail its own /24"
                 )
             elif network.prefixlen > NCCL_SUBNET_BITS and network.supernet(
                 new_prefix=NCCL_SUBNET_BITS
             ) == other.supernet(new_prefix=min(NCCL_SUBNET_BITS, other.prefixlen)):
                 errors.append(
-                    f"rdma_rail_subnets {other} and {network} share their first {NCCL_SUBNET_BITS} bits, by which NCCL tells "
+                    f"rdma_rail_subnets {other} and {network} share their first {NCCL_SUBNET_BITS} "
+                    "bits, by which NCCL tells "
                     "subnets apart: put each rail in a /24 of its own"
                 )
     return networks
@@ -119,7 +121,8 @@ def _collisions(
                 continue
             if isinstance(other, ipaddress.IPv4Network) and other.prefixlen and network.overlaps(other):
                 found.append(
-                    f"rail subnet {network} collides with the route {other} through {netdev} on {node}: choose another subnet "
+                    f"rail subnet {network} collides with the route {other} through {netdev} on "
+                    f"{node}: choose another subnet "
                     "in rdma_rail_subnets, or remove that route"
                 )
     return found
@@ -141,8 +144,8 @@ def rail_plan(
 
     Returns errors (sentences, empty when the plan is good), warnings, number, sysctls and rails: a list of
     {rail, netdev, rdma_device, subnet, prefix, address, cidr, mtu_bytes, peers: [{node, address, mac, macs}]},
-    where mac is the peer's MAC on that rail and macs its MACs on all rails, both empty if not known. interfaces says the
-    same for goodput.spark.netplan_commit, with the peers of this run only.
+    where mac is the peer's MAC on that rail and macs its MACs on all rails, both empty if not known. interfaces
+    says the same for goodput.spark.netplan_commit, with the peers of this run only.
     """
     errors: list[str] = []
     warnings: list[str] = []
@@ -156,7 +159,8 @@ def rail_plan(
         errors.append(f"{node} is not in rdma_nodes ({', '.join(nodes)}): add it there, or leave it out of this play")
     if isinstance(mtu_bytes, bool) or not isinstance(mtu_bytes, int) or not RDMA_MTU_MIN_BYTES <= mtu_bytes <= 9978:
         errors.append(
-            f"rdma_mtu_bytes is {mtu_bytes!r} ({type(mtu_bytes).__name__}); it must be an integer from {RDMA_MTU_MIN_BYTES} "
+            f"rdma_mtu_bytes is {mtu_bytes!r} ({type(mtu_bytes).__name__}); it must be an integer "
+            f"from {RDMA_MTU_MIN_BYTES} "
             "to 9978, and 9000 gives RoCE its 4096-byte packets"
         )
     networks = _subnets(subnets, errors)
@@ -165,7 +169,8 @@ def rail_plan(
         for name, number in host_numbers.items():
             if number > network.num_addresses - 2:
                 errors.append(
-                    f"host number {number} of {name} does not fit into {network}, which has {network.num_addresses - 2} "
+                    f"host number {number} of {name} does not fit into {network}, which has "
+                    f"{network.num_addresses - 2} "
                     "host addresses: use a larger subnet or a smaller rdma_node_number"
                 )
     own = probes.get(node, {})

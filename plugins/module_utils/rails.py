@@ -227,7 +227,8 @@ def choose(sysfs_root: Path, port: str = "", root: Path = Path("/")) -> dict[str
             netdevs = [member["netdev"] for group in dark.values() for member in group]
             return _answer(
                 "unknown",
-                f"the links are administratively down, so carrier can not be read, and {len(dark)} ports are possible: {listed}",
+                f"the links are administratively down, so carrier can not be read, and {len(dark)} "
+                f"ports are possible: {listed}",
                 f"set rdma_port to the cabled port ({' or '.join(dark)}), or bring the links up once: "
                 + "; ".join(f"sudo ip link set dev {netdev} up" for netdev in netdevs),
             )
@@ -235,7 +236,8 @@ def choose(sysfs_root: Path, port: str = "", root: Path = Path("/")) -> dict[str
             return _answer(
                 "no_cable",
                 f"no port has carrier: {listed}",
-                "plug the QSFP cable into the same port of both nodes, switch the other node on, and look at: ip -br link",
+                "plug the QSFP cable into the same port of both nodes, switch the other node on, "
+                "and look at: ip -br link",
                 rails=[],
             )
         label, members = next(iter((live or dark).items()))
@@ -319,7 +321,8 @@ def right_gid(gids: Sequence[Mapping[str, Any]], address: str, netdev: str) -> i
 
 
 def netns_shared(sysfs_root: Path) -> bool | None:
-    """True where RDMA devices are shared between network namespaces (`rdma system`), None where ib_core is not loaded."""
+    """True where RDMA devices are shared between network namespaces (`rdma system`), None where "
+    "ib_core is not loaded."""
     return {"Y": True, "N": False}.get(_text(sysfs_root / "module/ib_core/parameters/netns_mode"))
 
 
@@ -360,6 +363,12 @@ def arp_probe(netdev: str, mac: str, address: str, tries: int = 2, timeout_s: fl
     return ""
 
 
+def sentence(check: Mapping[str, Any]) -> str:
+    """A failed check as one line: check, node and rail, found, required, remedy."""
+    where = check["node"] if check["rail"] is None else f"{check['node']} rail {check['rail']}"
+    return f"{check['check']}, {where}: found {check['found']}; required {check['required']}. Fix: {check['remedy']}"
+
+
 class Report:
     """Collects checks in the form of the verdict contract."""
 
@@ -368,7 +377,6 @@ class Report:
         self.checks: list[dict[str, Any]] = []
 
     def add(self, check: str, ok: bool, found: object, required: object, remedy: str, rail: int | None = None) -> bool:
-        where = f"{self.node} rail {rail}" if rail is not None else self.node
         self.checks.append(
             {
                 "check": check,
@@ -377,7 +385,7 @@ class Report:
                 "ok": ok,
                 "found": str(found),
                 "required": str(required),
-                "remedy": "" if ok else f"{where}: {remedy}",
+                "remedy": "" if ok else remedy,
             }
         )
         return ok
@@ -427,8 +435,8 @@ def _check_link(report: Report, rail: Mapping[str, Any], link: Mapping[str, Any]
     remedy = (
         f"bring {netdev} up: sudo ip link set dev {netdev} up, or run the rdma role again"
         if not link["admin_up"]
-        else f"{netdev} has no carrier: reseat the cable at port {port or '(unnamed)'} of both nodes and see that the peer's "
-        "rail is up"
+        else f"{netdev} has no carrier: reseat the cable at port {port or '(unnamed)'} of both nodes and see that the "
+        "peer's rail is up"
     )
     up = report.add("carrier", bool(link["carrier"]), f"{netdev} {found}", "carrier", remedy, index)
     mtu_bytes = rail["mtu_bytes"]
@@ -539,7 +547,8 @@ def _check_peer(
         mac = next((str(entry["lladdr"]) for entry in entries if entry.get("lladdr")), "")
     elif _ping(run, netdev, address, 56)[0]:
         remedy = (
-            f"{name} answers small packets but not {payload_bytes} bytes: set MTU {rail['mtu_bytes']} on rail {index} of "
+            f"{name} answers small packets but not {payload_bytes} bytes: set MTU "
+            f"{rail['mtu_bytes']} on rail {index} of "
             f"{name} and of {report.node}, and on the switch if there is one"
         )
         mac = probe(netdev, link["mac"], address)
@@ -580,8 +589,10 @@ def _check_peer(
             same,
             f"{mac} ({whose})",
             f"{peer['mac']} (rail {index} of {name})",
-            f"rail {index} of {report.node} ends at {whose}: join like with like (rail 0 is the function in the lower PCI "
-            f"domain), or set arp_ignore=1 and arp_announce=2 on the rails of {name}, or remove the machine with this address",
+            f"rail {index} of {report.node} ends at {whose}: join like with like (rail 0 is the "
+            "function in the lower PCI "
+            f"domain), or set arp_ignore=1 and arp_announce=2 on the rails of {name}, or remove the "
+            "machine with this address",
             index,
         )
 
@@ -659,6 +670,15 @@ def verify(
             f"{netdev} {', '.join(held) or 'no IPv4 address'}",
             rail["cidr"],
             f"run the rdma role again; look at: ip -br addr show dev {netdev}",
+            rail["rail"],
+        )
+        extra = [entry for entry in addresses.get(netdev, []) if ":" in entry]
+        report.add(
+            "ipv6",
+            not extra,
+            f"{netdev} {', '.join(extra) or 'no IPv6 address'}",
+            "no IPv6 address, which would only add GIDs",
+            "run the rdma role again; look at: nmcli -f ipv6.method connection show netplan-" + netdev,
             rail["rail"],
         )
         wanted = rail_sysctls([netdev])

@@ -47,11 +47,10 @@ def parse_output(text: str) -> dict[str, Any]:
 
     The unit is 1e9 bit/s; the average is the fourth column, the peak is not measured with -D.
     """
-    row = None
-    for row in _ROW.finditer(text):
-        pass
-    if row is None:
+    rows = list(_ROW.finditer(text))
+    if not rows:
         return {}
+    row = rows[-1]
     mtu, gid = re.search(r"\bMtu\s*:\s*(\d+)", text), re.search(r"GID index\s*:\s*(\d+)", text)
     return {
         "gbps": float(row[4]),
@@ -125,7 +124,7 @@ def verdict(client: Mapping[str, Any], server: Mapping[str, Any], limits: Mappin
     before and after: {rails: [{rail, source, unit, sent, received, losses}], netdev_bytes, tcp_segments}.
     limits: {min_rail_gbps, min_total_gbps, wire_ceiling_gbps, max_loss_events}.
 
-    Returns {state, reason, remedy, client, server, rails, total_gbps, window_s, tcp, warnings}. state is one of ok, slow,
+    Returns {state, reason, remedy, client, server, rails, total_gbps, window_s, tcp}. state is one of ok, slow,
     rail_idle, tcp_fallback_suspected, measurement_fault, failed. The ceiling is the payload that a 200 Gb/s Ethernet
     carries with 64 KiB RDMA writes in 4096-byte packets: 200 x 4096 / (4096 + 82) = 196.0 Gb/s.
     """
@@ -179,7 +178,6 @@ def verdict(client: Mapping[str, Any], server: Mapping[str, Any], limits: Mappin
             "total_gbps": total_gbps,
             "window_s": window["seconds"],
             "tcp": _tcp(by_bytes, kernel, segments, payload_bytes, sent),
-            "warnings": [],
         }
 
     for index, output in enumerate(client["outputs"]):
@@ -194,7 +192,8 @@ def verdict(client: Mapping[str, Any], server: Mapping[str, Any], limits: Mappin
     if unread:
         return answer(
             "measurement_fault",
-            f"rail {unread[0]} of {here} has none of the counters {', '.join(source.name for source in rdma_counters.SOURCES)}",
+            f"rail {unread[0]} of {here} has none of the counters "
+            f"{', '.join(source.name for source in rdma_counters.SOURCES)}",
             "without counters RDMA can not be told from TCP; look at: ls /sys/class/infiniband/*/ports/1/*counters",
         )
     for rail in rails:
@@ -209,7 +208,8 @@ def verdict(client: Mapping[str, Any], server: Mapping[str, Any], limits: Mappin
             carrier = max(kernel, key=lambda name: kernel[name])
             return answer(
                 "tcp_fallback_suspected",
-                f"rail {rail['rail']} ({pair}): ib_write_bw reports {expected} bytes, the RDMA counters say {', '.join(flat)}, "
+                f"rail {rail['rail']} ({pair}): ib_write_bw reports {expected} bytes, the RDMA "
+                f"counters say {', '.join(flat)}, "
                 f"and the kernel moved {kernel[carrier]} bytes through {carrier}",
                 "the payload went through the kernel's TCP: check /dev/infiniband and rdma link on both nodes",
             )
@@ -218,7 +218,8 @@ def verdict(client: Mapping[str, Any], server: Mapping[str, Any], limits: Mappin
                 "rail_idle",
                 f"rail {rail['rail']} ({pair}) carried {rail['share']:.1%} of the traffic: "
                 f"{', '.join(flat) or here + ' sent ' + str(rail['sent'])} {rail['unit']} of {needed} expected",
-                f"run the verify part of the rdma role: it names what is wrong with rail {rail['rail']} of {here} or {there}",
+                "run the verify part of the rdma role: it names what is wrong with rail "
+                f"{rail['rail']} of {here} or {there}",
             )
     ceiling_gbps = float(limits["wire_ceiling_gbps"])
     if total_gbps > ceiling_gbps:
@@ -242,7 +243,8 @@ def verdict(client: Mapping[str, Any], server: Mapping[str, Any], limits: Mappin
             "failed",
             f"{lost} loss events ({limits['max_loss_events']} allowed), most on rail {worst['rail']}: "
             + ", ".join(f"{name} +{value}" for name, value in worst["losses"].items()),
-            "a direct cable loses nothing: compare the MTU of both ends, reseat the cable, then look for one degraded side",
+            "a direct cable loses nothing: compare the MTU of both ends, reseat the cable, then "
+            "look for one degraded side",
         )
     slow = [rail for rail in rails if rail["gbps"] < float(limits["min_rail_gbps"])]
     if slow or total_gbps < float(limits["min_total_gbps"]):
@@ -255,15 +257,17 @@ def verdict(client: Mapping[str, Any], server: Mapping[str, Any], limits: Mappin
             f"{pair}: {named}, together {total_gbps} Gb/s; required {limits['min_rail_gbps']} per rail and "
             f"{limits['min_total_gbps']} together",
             (
-                "the link came up degraded (about 13 Gb/s with clean counters is typical): reboot both nodes with the cable "
+                "the link came up degraded (about 13 Gb/s with clean counters is typical): reboot "
+                "both nodes with the cable "
                 "in; if it stays, shut both down and remove AC power for 60 s"
             )
             if degraded
-            else "look for other traffic on the rails, a RoCE MTU below 4096 and a PCIe width below x4 (verify names them)",
+            else "look for other traffic on the rails, a RoCE MTU below 4096 and a PCIe width below x4 (see verify)",
         )
     return answer(
         "ok",
-        f"{pair}: {' + '.join(str(rail['gbps']) for rail in rails)} = {total_gbps} Gb/s in one window of {window['seconds']} s",
+        f"{pair}: {' + '.join(str(rail['gbps']) for rail in rails)} = {total_gbps} Gb/s in one "
+        f"window of {window['seconds']} s",
     )
 
 
@@ -325,7 +329,8 @@ def gid_indices(rails: Sequence[Mapping[str, Any]], sysfs_root: Path = Path("/sy
         index = right_gid(facts["gids"], str(rail["address"]), str(rail["netdev"])) if facts else None
         if index is None:
             raise ValueError(
-                f"rail {rail['rail']}: {rail['rdma_device']} has no RoCE v2 GID for {rail['address']} on {rail['netdev']}"
+                f"rail {rail['rail']}: {rail['rdma_device']} has no RoCE v2 GID for "
+                f"{rail['address']} on {rail['netdev']}"
             )
         indices.append(index)
     return indices
@@ -392,7 +397,8 @@ def serve(
         rail = missing[0]
         _rc, out, _err = run(["journalctl", "-u", f"{UNIT}-{rail['rail']}", "-n", "8", "-o", "cat", "--no-pager"])
         raise ValueError(
-            f"rail {rail['rail']}: ib_write_bw does not listen on port {FIRST_PORT + int(rail['rail'])} after {wait_s} s: "
+            f"rail {rail['rail']}: ib_write_bw does not listen on port "
+            f"{FIRST_PORT + int(rail['rail'])} after {wait_s} s: "
             f"{last_words(out)}"
         )
     return {"before": before, "gid_indices": indices}

@@ -9,10 +9,13 @@ DOCUMENTATION = r"""
 module: netplan_commit
 short_description: Change netplan files so that an unconfirmed change undoes itself
 description:
-  - V(applied) saves what it will touch, starts a systemd timer that puts everything back after O(rollback_seconds), writes
+  - V(applied) saves what it will touch, starts a systemd timer that puts everything back after
+    O(rollback_seconds), writes
     O(files), lets C(netplan generate) read them, and activates O(interfaces) in a unit of its own. It returns at once.
-  - V(confirmed), in a later task, waits until the interfaces have their addresses and MTU and the peers answer, and only
-    then stops the timer. Where they do not, it goes back at once and fails. If the controller can not reach the node any
+  - V(confirmed), in a later task, waits until the interfaces have their addresses and MTU and the peers
+    answer, and only
+    then stops the timer. Where they do not, it goes back at once and fails. If the controller can not reach
+    the node any
     more, the timer goes back by itself.
   - Only O(interfaces) are activated, through NetworkManager or systemd-networkd, whichever netplan generated files for.
     C(netplan apply) would disconnect and restart more, management included; it is kept for a rollback after which an
@@ -24,7 +27,8 @@ options:
       - V(armed) only saves and starts the timer.
       - V(applied) and V(confirmed) as above.
       - V(rolled_back) goes back now.
-      - V(released) brings the links back to the state before the very first change, for a reset; O(files) must have been put
+      - V(released) brings the links back to the state before the very first change, for a reset; O(files) must
+        have been put
         back before.
     type: str
     choices: [armed, applied, confirmed, rolled_back, released]
@@ -129,7 +133,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.goodput.spark.plugins.module_utils import netplan
 
 

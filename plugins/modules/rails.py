@@ -9,7 +9,8 @@ DOCUMENTATION = r"""
 module: rails
 short_description: Find the two rails of the cabled port, and check them
 description:
-  - Finds the two RDMA functions of the cabled ConnectX-7 port by facts (phys_port_name, sys_image_guid, PCI function pairs,
+  - Finds the two RDMA functions of the cabled ConnectX-7 port by facts (phys_port_name, sys_image_guid, PCI
+    function pairs,
     carrier), never by name. Devices without a PCI parent (Soft-RoCE) are found through C(parent) or the GID table.
   - With O(plan), also checks each rail against its plan and pings the peers.
   - Never changes the node.
@@ -121,6 +122,11 @@ checks:
   returned: always
   type: list
   elements: dict
+failures:
+  description: The failed checks, one sentence each.
+  returned: always
+  type: list
+  elements: str
 """
 
 import json
@@ -130,7 +136,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.goodput.spark.plugins.module_utils import netplan, rails
 from ansible_collections.goodput.spark.plugins.module_utils.rail_plan import rail_sysctls
 
@@ -201,6 +206,7 @@ def main() -> None:
     key = proof_key(found, proc)
     record = read_record(root / module.params["proof_file"].lstrip("/"))
     plan = module.params["plan"]
+    checks = rails.verify(plan, run, sysfs, proc, root / "dev", root) if plan else []
     module.exit_json(
         changed=False,
         **answer,
@@ -211,7 +217,8 @@ def main() -> None:
         proof_key=key,
         proof=record,
         proof_due=proof_due(record, key),
-        checks=rails.verify(plan, run, sysfs, proc, root / "dev", root) if plan else [],
+        checks=checks,
+        failures=[rails.sentence(check) for check in checks if not check["ok"]],
     )
 
 

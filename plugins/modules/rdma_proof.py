@@ -9,10 +9,12 @@ DOCUMENTATION = r"""
 module: rdma_proof
 short_description: Run ib_write_bw over both rails at once and read the counters
 description:
-  - One part of a proof on one node. V(serving) starts a server a rail and returns, V(measured) on the other node runs the
+  - One part of a proof on one node. V(serving) starts a server a rail and returns, V(measured) on the other
+    node runs the
     clients of all rails at once, V(collected) on the first node ends the servers.
   - Each part returns counters; the filter P(goodput.spark.rdma_verdict#filter) judges them.
-  - The GID index is found at the moment of use, never pinned. Messages are 64 KiB, because ib_write_bw on GB10 fails above.
+  - The GID index is found at the moment of use, never pinned. Messages are 64 KiB, because ib_write_bw on GB10
+    fails above.
   - The servers are transient units on ports 18515 and 18516 and end by themselves.
 version_added: 0.1.0
 options:
@@ -68,7 +70,8 @@ EXAMPLES = r"""
 RETURN = r"""
 part:
   description:
-    - For V(serving) before; for V(measured) before, after, outputs, window and seconds; for V(collected) after. All with node.
+    - For V(serving) before; for V(measured) before, after, outputs, window and seconds; for V(collected)
+      after. All with node.
   returned: always
   type: dict
 state:
@@ -85,7 +88,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.goodput.spark.plugins.module_utils import rdma_proof
 
 
@@ -117,8 +119,8 @@ def main() -> None:
     )
     if seconds <= 2 * rdma_proof.MARGIN_S:
         module.fail_json(
-            msg=f"rdma_proof_seconds is {seconds}; it must be more than {2 * rdma_proof.MARGIN_S}, since ib_write_bw leaves "
-            f"{rdma_proof.MARGIN_S} s out at either end"
+            msg=f"rdma_proof_seconds is {seconds}; it must be more than {2 * rdma_proof.MARGIN_S}, since ib_write_bw "
+            f"leaves {rdma_proof.MARGIN_S} s out at either end"
         )
 
     def run(argv: list[str]) -> tuple[int, str, str]:
