@@ -962,3 +962,12 @@ def undo(host: Host, role: str, remove_data: bool = False, check: bool = False) 
     if manifest is None:
         return Result()
     return Undo(host, manifest, others(host, role), remove_data, check).run()
+
+
+def warnings(result: Result) -> list[str]:
+    """What a person may miss or want back: kept data and edited files. The rest of ``kept`` is for those who ask."""
+    if not result.changed:
+        return []
+    saved = {path: entry for entry in result.kept for path in result.saved if entry["reason"].endswith(f" {path}")}
+    told = [entry for entry in result.kept if entry["item"].startswith("data ") or entry in saved.values()]
+    return [f"{entry['item']} kept: {entry['reason']}" for entry in told]

@@ -198,10 +198,8 @@ def main() -> None:
         module.fail_json(
             msg=f"manifest of role {role}: {error.strerror}: {error.filename}. The task needs `become: true`."
         )
-    for entry in result.kept:
-        # What a person may miss or wants back; the rest of `kept` is for those who ask.
-        if result.changed and (entry["item"].startswith("data ") or "your version is now" in entry["reason"]):
-            module.warn(f"{entry['item']} kept: {entry['reason']}")
+    for text in logic.warnings(result):
+        module.warn(text)
     path = logic.manifest_path(role)
     answer: dict[str, Any] = {
         "changed": result.changed,

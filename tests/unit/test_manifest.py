@@ -659,6 +659,20 @@ def test_data_on_a_listed_mount_stays_on_its_disk(tree: Tree) -> None:
     assert result.after is None
 
 
+def test_kept_data_and_edited_files_are_warned_about_once(tree: Tree) -> None:
+    tree.claim(files=["/etc/x"], data_paths=["/srv/goodput/models"], packages=["fio"])
+    tree.write("/etc/x", "ours")
+    m.record(tree.host, "demo")
+    tree.write("/etc/x", "theirs")
+    tree.write("/srv/goodput/models/w", "w")
+    tree.node.packages.add("fio")
+    assert m.warnings(m.undo(tree.host, "demo")) == [
+        "data /srv/goodput/models kept: data stays unless remove_data is true",
+        "file /etc/x kept: edited after this role wrote it: your version is now /etc/x.goodput-saved",
+    ]
+    assert m.warnings(m.undo(tree.host, "demo")) == []
+
+
 # two roles ----------------------------------------------------------------------------------------------------------
 
 

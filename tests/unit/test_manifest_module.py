@@ -36,21 +36,6 @@ def test_life_of_a_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert list(tmp_path.rglob("*.json")) == []
 
 
-def test_kept_data_and_edited_files_are_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common: dict[str, Any] = {"role": "demo", "root": str(tmp_path)}
-    for name in ("etc", "srv"):
-        (tmp_path / name).mkdir()
-    run(capsys, files=["/etc/x"], data_paths=["/srv/goodput/models"], **common)
-    (tmp_path / "etc/x").write_text("ours")
-    run(capsys, state="recorded", **common)
-    (tmp_path / "etc/x").write_text("theirs")
-    (tmp_path / "srv/goodput/models/tiny").mkdir(parents=True)
-    # Ansible wraps a warning in its own structure.
-    said = json.dumps(run(capsys, state="absent", **common)["warnings"])
-    assert "data /srv/goodput/models kept: data stays unless remove_data is true" in said
-    assert "your version is now /etc/x.goodput-saved" in said
-
-
 def test_a_refusal_is_a_message_and_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = run(capsys, role="demo", files=["relative"], root=str(tmp_path))
     assert answer["failed"] and "found file 'relative'; required:" in answer["msg"]
