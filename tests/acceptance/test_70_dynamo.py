@@ -1,0 +1,249 @@
+"""Serving as a client sees it: requests through the router, counted again on the workers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+AGAIN = "run `ansible-playbook site.yml --tags dynamo`"
+WORKER, FRONTEND, ETCD = "goodput-worker", "goodput-frontend", "goodput-etcd"
+HARDENED = {
+    "User": "goodput",
+    "NoNewPrivileges": "yes",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "PrivateTmp": "yes",
+    "CapabilityBoundingSet": "",
+    "StartLimitIntervalUSec": "0",
+}
+PLANES = ["--discovery-backend etcd", "--request-plane tcp", "--event-plane zmq"]
+# Runs on a node with nothing but Python: one streamed completion, its result as one line of JSON.
+CLIENT = """
+import json, sys, urllib.request
+url, model, content, tokens = sys.argv[1:5]
+body = {"model": model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": int(tokens),
+        "messages": [{"role": "user", "content": content}], "nvext": {"extra_fields": ["worker_id"]}}
+request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(),
+                                 {"Content-Type": "application/json"})
+out = {"chunks": 0, "text": "", "finish": None, "done": False, "usage": {}, "worker": None}
+with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as stream:
+    for line in stream:
+        line = line.decode().strip()
+        if line == "data: [DONE]":
+            out["done"] = True
+        elif line.startswith("data: "):
+            part = json.loads(line[6:])
+            out["chunks"] += 1
+            out["usage"] = part.get("usage") or out["usage"]
+            out["worker"] = ((part.get("nvext") or {}).get("worker_id") or {}).get("decode_worker_id", out["worker"])
+            for choice in part["choices"]:
+                delta = choice.get("delta") or {}
+                out["text"] += delta.get("content") or delta.get("reasoning_content") or ""
+                out["finish"] = choice.get("finish_reason") or out["finish"]
+print(json.dumps(out))
+"""
+
+
+def address(node: Any) -> str:
+    """Management address from the inventory: what the nodes call each other by."""
+    return str(node.vars.get("goodput_management_address", node.vars.get("ansible_host")))
+
+
+def command_line(unit: str) -> str:
+    return f"tr '\\0' ' ' < /proc/$(systemctl show -P MainPID {unit})/cmdline"
+
+
+def flag(words: str, name: str, default: str = "") -> str:
+    match = re.search(rf"(?:^| ){name}[ =](\S+)", words)
+    return match.group(1) if match else default
+
+
+def metric(text: str, name: str, **labels: str) -> float | None:
+    """Sum over the series with these labels; None when there is none."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(rf"{name}(?:{{(.*)}})? (\S+)$", line)
+        if match and all(f'{key}="{wanted}"' in (match.group(1) or "") for key, wanted in labels.items()):
+            found.append(float(match.group(2)))
+    return sum(found) if found else None
+
+
+class Site:
+    """The endpoint on the first node, found from the running process."""
+
+    def __init__(self, first: Any, nodes: list[Any], sh: Callable[..., Any]) -> None:
+        self.first, self.nodes, self.sh = first, nodes, sh
+        words = sh({"frontend": command_line(FRONTEND)}, node=first)["frontend"].stdout
+        self.words = words
+        self.url = f"http://127.0.0.1:{flag(words, '--http-port', '8000')}"
+        if flag(words, "--http-host", "0.0.0.0") not in ("0.0.0.0", "127.0.0.1"):
+            self.url = self.url.replace("127.0.0.1", flag(words, "--http-host"))
+
+    def get(self, path: str, node: Any = None, url: str | None = None) -> str:
+        command = f"curl -sS -m 60 --noproxy '*' {shlex.quote((url or self.url) + path)}"
+        answer = self.sh({path: command}, node=node or self.first, fresh=True)[path]
+        return str(answer.stdout or answer.stderr)
+
+    @property
+    def model(self) -> str:
+        return str(json.loads(self.get("/v1/models"))["data"][0]["id"])
+
+    def ask(self, content: str, tokens: int = 8) -> dict[str, Any]:
+        words = ["python3", "-c", CLIENT, self.url, self.model, content, str(tokens)]
+        answer = self.sh({"ask": shlex.join(words)}, node=self.first, fresh=True, timeout_s=180)["ask"]
+        assert answer.ok, f"the request failed: {answer.stderr[-500:]}"
+        return dict(json.loads(answer.stdout))
+
+    def served(self) -> dict[str, float]:
+        """Requests that each node's worker has counted, by node name."""
+        counts = {}
+        for node in self.nodes:
+            text = self.get("/metrics", node, f"http://{address(node)}:9091")
+            counts[node.name] = metric(text, "dynamo_component_requests_total", dynamo_endpoint="generate") or 0.0
+        return counts
+
+
+@pytest.fixture
+def site(first: Any, nodes: list[Any], sh: Callable[..., Any]) -> Site:
+    return Site(first, nodes, sh)
+
+
+def long_prompt(words: int = 950) -> str:
+    """About 1900 tokens that this run alone knows: the first block already differs."""
+    key = uuid.uuid4().hex
+    return " ".join([key, *(f"{key[number % 29 : number % 29 + 3]}" for number in range(words))])
+
+
+@pytest.mark.unit(FRONTEND)
+def test_completion_is_streamed(site: Site, check: Callable[..., None]) -> None:
+    "A completion is streamed through the router"
+    answer = site.ask("Say hello.")
+    log = f"read `journalctl -u {FRONTEND}`"
+    check(answer["text"], "some text", log, ok=bool(answer["text"].strip()), what="text")
+    check(answer["finish"], "a finish_reason", log, ok=bool(answer["finish"]), what="finish_reason")
+    check(answer["done"], True, log, what="[DONE]")
+    check(answer["chunks"], "more than one chunk", log, ok=answer["chunks"] > 1, what="chunks")
+
+
+@pytest.mark.unit(WORKER)
+def test_each_node_registered_one_worker(site: Site, nodes: list[Any], check: Callable[..., None]) -> None:
+    "Each node registered one worker, on its management address"
+    instances = json.loads(site.get("/health"))["instances"]
+    found = [entry["transport"]["tcp"].split(":")[0] for entry in instances if entry["endpoint"] == "generate"]
+    check(sorted(found), sorted(address(node) for node in nodes), f"read `journalctl -u {WORKER}` on the missing node")
+
+
+@pytest.mark.unit(WORKER)
+def test_repeated_prompt_comes_from_the_cache(site: Site, check: Callable[..., None]) -> None:
+    "A repeated long prompt is read from the cache, on the same worker"
+    prompt = long_prompt()
+    first, second = site.ask(prompt), site.ask(prompt)
+    tokens = int(first["usage"]["prompt_tokens"])
+    cached = [int(one["usage"]["prompt_tokens_details"]["cached_tokens"]) for one in (first, second)]
+    check(tokens, "at least 900 tokens", "the prompt of this test is too short for the block", ok=tokens >= 900)
+    check(cached[0], 0, "the prompt is new, so somebody else's blocks were matched", what="first request")
+    remedy = "prefix caching or KV events are off: compare the workers' arguments with the plan"
+    check(cached[1], f"most of {tokens} tokens", remedy, ok=cached[1] > tokens // 2, what="second request")
+    check(second["worker"], first["worker"], "the router does not know who holds the prefix", what="worker")
+
+
+@pytest.mark.unit(WORKER)
+def test_every_worker_serves(site: Site, nodes: list[Any], check: Callable[..., None]) -> None:
+    "Different prompts reach every worker"
+    before = site.served()
+    for _request in range(6 * len(nodes)):
+        site.ask(long_prompt(60), tokens=4)
+        if all(count > before[name] for name, count in site.served().items()):
+            break
+    grown = {name: count - before[name] for name, count in site.served().items()}
+    remedy = f"read `journalctl -u {WORKER}` on the node with 0, and the frontend's for its address"
+    check(grown, "at least 1 on every node", remedy, ok=all(count >= 1 for count in grown.values()))
+
+
+@pytest.mark.unit(WORKER)
+def test_block_size_is_the_same_everywhere(site: Site, nodes: list[Any], sh: Callable[..., Any], check: Any) -> None:
+    "Router and workers have one block size"
+    site.ask("Say hello.")
+    router = metric(site.get("/metrics"), "dynamo_frontend_model_kv_cache_block_size", model=site.model)
+    for node in nodes:
+        words = sh({"worker": command_line(WORKER)}, node=node)["worker"].stdout
+        worker = float(flag(words, "--block-size", "0"))
+        check(router, worker, f"restart {WORKER} and {FRONTEND}; events of another size are dropped", what=node.name)
+
+
+@pytest.mark.unit(FRONTEND)
+def test_router_gets_events(site: Site, nodes: list[Any], check: Callable[..., None]) -> None:
+    "KV events reach the router"
+    name = "dynamo_component_kv_cache_events_applied"
+    before = metric(site.get("/metrics"), name, event_type="stored", status="ok") or 0.0
+    site.ask(long_prompt(60))
+    after = before
+    for _try in range(10):
+        after = metric(site.get("/metrics"), name, event_type="stored", status="ok") or 0.0
+        if after > before:
+            break
+    check(
+        after - before,
+        "at least 1 more",
+        "event plane: DYN_EVENT_PLANE_HOST in /etc/goodput/dynamo.env",
+        ok=after > before,
+    )
+    dropped = "journalctl -q --no-pager -b -u goodput-worker -u goodput-frontend -g 'Block not published' | tail -n 3"
+    for node in nodes:
+        lines = site.sh({"dropped": dropped}, node=node, fresh=True)["dropped"].stdout.splitlines()
+        check(lines, [], "block sizes differ; see docs/serving.md", what=f"dropped events on {node.name}")
+
+
+def test_units_are_hardened(host: Any, first: Any, sh: Callable[..., Any], check: Callable[..., None]) -> None:
+    "Serving units start at boot and have no more rights than they need"
+    units = [WORKER, *([FRONTEND, ETCD] if host is first else [])]
+    names = f"ActiveState,UnitFileState,Restart,{','.join(HARDENED)}"
+    answers = sh({unit: f"systemctl show {unit} -p {names}" for unit in units})
+    for unit in units:
+        found = dict(line.partition("=")[::2] for line in answers[unit].stdout.splitlines())
+        required = HARDENED | {
+            "ActiveState": "active",
+            "UnitFileState": "enabled",
+            "Restart": "on-failure" if unit == ETCD else "always",
+        }
+        check({name: found.get(name) for name in required}, required, AGAIN, what=unit, unit=unit)
+
+
+def test_planes_are_explicit(host: Any, sh: Callable[..., Any], check: Callable[..., None]) -> None:
+    "Discovery, request and event plane are named on the command line"
+    words = sh({"worker": command_line(WORKER)})["worker"].stdout
+    check([plane for plane in PLANES if plane in words], PLANES, AGAIN, unit=WORKER)
+
+
+def test_discovery_listens_for_the_nodes_only(first: Any, sh: Callable[..., Any], check: Callable[..., None]) -> None:
+    "Discovery listens on the management address and loopback, its peer port on loopback"
+    answers = sh(
+        {
+            "listen": f"ss -Hltnp | grep pid=$(systemctl show -P MainPID {ETCD}),",
+            "stock": "systemctl show etcd -p ActiveState,UnitFileState",
+            "deny": f"systemctl show {ETCD} -P IPAddressDeny",
+        },
+        node=first,
+    )
+    found = sorted(line.split()[3] for line in answers["listen"].stdout.splitlines())
+    required = sorted([f"{address(first)}:2379", "127.0.0.1:2379", "127.0.0.1:2380"])
+    check(found, required, AGAIN, unit=ETCD, node=first)
+    stock = dict(line.partition("=")[::2] for line in answers["stock"].stdout.splitlines())
+    off = {"ActiveState": "inactive", "UnitFileState": "disabled"}
+    check(stock, off, "`systemctl disable --now etcd`: it takes discovery's ports at boot", what="the package's etcd")
+    denied = set(answers["deny"].stdout.split())
+    check(
+        sorted(denied), "everybody but the nodes", AGAIN, ok=denied == {"::/0", "0.0.0.0/0"}, what="others are denied"
+    )
+
+
+def test_worker_metrics_listen_on_management(host: Any, sh: Callable[..., Any], check: Callable[..., None]) -> None:
+    "The worker's system port listens on the management address only"
+    lines = sh({"listen": "ss -Hltn 'sport = :9091'"})["listen"].stdout.splitlines()
+    check([line.split()[3] for line in lines], [f"{address(host)}:9091"], AGAIN, unit=WORKER)
