@@ -10,8 +10,8 @@ short_description: Plan the addresses of a node's rails
 version_added: 0.1.0
 description:
   - Gives each rail its subnet and each node its host number, and refuses what can not work (overlapping
-    subnets, a subnet
-    that collides with a route, equal host numbers, wrong types). Refusals are in C(errors), nothing is raised.
+    subnets, a subnet that collides with a route, equal host numbers, wrong types). Refusals are in C(errors), nothing
+    is raised.
 positional: _input, subnets, node
 options:
   _input:
@@ -48,8 +48,9 @@ plan: "{{ ['spark1', 'spark2'] | goodput.spark.rail_plan(['192.168.100.0/24', '1
 
 RETURN = r"""
 _value:
-  description: errors, warnings, node, number and rails (rail, netdev, rdma_device, subnet, address, cidr,
-  mtu_bytes, peers).
+  description:
+    - errors, warnings, node, number, interfaces, sysctls and rails (rail, netdev, rdma_device, subnet, prefix, address,
+      cidr, mtu_bytes, peers).
   type: dict
 """
 

@@ -159,28 +159,32 @@ def confirm(commit: netplan.Commit, run: netplan.Runner, interfaces: list[dict[s
         time.sleep(1)
 
 
-def main() -> None:
+def argument_spec() -> dict[str, Any]:
     interface = {
         "netdev": {"type": "str", "required": True},
         "cidr": {"type": "str", "default": ""},
         "mtu_bytes": {"type": "int", "default": 0},
         "peers": {"type": "list", "elements": "str", "default": []},
     }
-    module = AnsibleModule(
-        argument_spec={
-            "state": {
-                "type": "str",
-                "choices": ["armed", "applied", "confirmed", "rolled_back", "released"],
-                "default": "applied",
-            },
-            "files": {"type": "dict", "default": {}},
-            "migrate": {"type": "dict", "default": {}},
-            "interfaces": {"type": "list", "elements": "dict", "options": interface, "default": []},
-            "consent": {"type": "bool", "default": False},
-            "rollback_seconds": {"type": "int", "default": 180},
-            "confirm_seconds": {"type": "int", "default": 60},
-            "root": {"type": "path", "default": "/"},
+    return {
+        "state": {
+            "type": "str",
+            "choices": ["armed", "applied", "confirmed", "rolled_back", "released"],
+            "default": "applied",
         },
+        "files": {"type": "dict", "default": {}},
+        "migrate": {"type": "dict", "default": {}},
+        "interfaces": {"type": "list", "elements": "dict", "options": interface, "default": []},
+        "consent": {"type": "bool", "default": False},
+        "rollback_seconds": {"type": "int", "default": 180},
+        "confirm_seconds": {"type": "int", "default": 60},
+        "root": {"type": "path", "default": "/"},
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec=argument_spec(),
         supports_check_mode=True,
     )
     params = module.params

@@ -171,17 +171,21 @@ def read_record(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
+def argument_spec() -> dict[str, Any]:
+    return {
+        "port": {"type": "str", "default": ""},
+        "plan": {"type": "dict", "default": {}},
+        "own_netplan_file": {"type": "str", "default": "90-goodput-rails.yaml"},
+        "proof_file": {"type": "path", "default": "/var/lib/goodput/rdma-proof.json"},
+        "sysfs_root": {"type": "path", "default": "/sys"},
+        "proc_root": {"type": "path", "default": "/proc"},
+        "root": {"type": "path", "default": "/"},
+    }
+
+
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "port": {"type": "str", "default": ""},
-            "plan": {"type": "dict", "default": {}},
-            "own_netplan_file": {"type": "str", "default": "90-goodput-rails.yaml"},
-            "proof_file": {"type": "path", "default": "/var/lib/goodput/rdma-proof.json"},
-            "sysfs_root": {"type": "path", "default": "/sys"},
-            "proc_root": {"type": "path", "default": "/proc"},
-            "root": {"type": "path", "default": "/"},
-        },
+        argument_spec=argument_spec(),
         supports_check_mode=True,
     )
     sysfs, proc, root = (Path(module.params[name]) for name in ("sysfs_root", "proc_root", "root"))

@@ -91,18 +91,22 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.goodput.spark.plugins.module_utils import rdma_proof
 
 
+def argument_spec() -> dict[str, Any]:
+    return {
+        "state": {"type": "str", "choices": ["serving", "measured", "collected"], "required": True},
+        "plan": {"type": "dict", "required": True},
+        "server": {"type": "str", "default": ""},
+        "seconds": {"type": "int", "default": 10},
+        "queue_pairs": {"type": "int", "default": 4},
+        "wait_seconds": {"type": "int", "default": 30},
+        "sysfs_root": {"type": "path", "default": "/sys"},
+        "proc_root": {"type": "path", "default": "/proc"},
+    }
+
+
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["serving", "measured", "collected"], "required": True},
-            "plan": {"type": "dict", "required": True},
-            "server": {"type": "str", "default": ""},
-            "seconds": {"type": "int", "default": 10},
-            "queue_pairs": {"type": "int", "default": 4},
-            "wait_seconds": {"type": "int", "default": 30},
-            "sysfs_root": {"type": "path", "default": "/sys"},
-            "proc_root": {"type": "path", "default": "/proc"},
-        },
+        argument_spec=argument_spec(),
         required_if=[("state", "measured", ("server",))],
         supports_check_mode=True,
     )
