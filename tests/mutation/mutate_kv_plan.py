@@ -17,6 +17,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ SKIPPED_FUNCTIONS = {
 }
 SKIPPED_NAMES = {"HUGE"}
 TESTS = ("test_kv_measured.py", "test_kv_l1.py", "test_kv_budget.py", "test_kv_render.py", "test_kv_rules.py")
+TIMEOUT_SECONDS = 120
 #: Mutants that change nothing that can be observed, by (module, source line, mutation), and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {}
 
@@ -135,6 +137,8 @@ def survives(module: str, number: int, both: bool) -> bool:
     child = os.fork()
     if child == 0:
         status = 1
+        # A mutant may loop for ever; the signal ends the child, which counts as noticed.
+        signal.alarm(TIMEOUT_SECONDS)
         try:
             sink = io.StringIO()
             with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable
 
+MIB = 2**20
 GIB = 2**30
 # Above this an integer is a typing error, not a size: 1 EiB.
 HUGE = 2**60

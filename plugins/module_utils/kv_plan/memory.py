@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .checks import ceil_div, gib_to_bytes
+from .checks import MIB, ceil_div, gib_to_bytes
 from .profile import Node, Profile
 
-MIB = 2**20
 #: Mooncake's own buffer for SSD offload (MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES).
 MOONCAKE_OFFLOAD_BUFFER_BYTES = 1280 * MIB
 

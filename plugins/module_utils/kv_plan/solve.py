@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from . import device, geometry, l1, memory
-from .checks import GIB, PlanInputError, ceil_div, gib_to_bytes
+from .checks import GIB, MIB, PlanInputError, ceil_div, gib_to_bytes
 from .profile import AUTO, Model, Node, Observed, Profile, version_tuple
 
 #: Steps of solved values: readable numbers, small against every size here.
 KV_STEP_BYTES = 100_000_000
-L1_STEP_BYTES = GIB // 4
+L1_STEP_BYTES = 256 * MIB
 #: Without ``typical_prompt_tokens`` a typical prompt is taken as this share of the longest.
 TYPICAL_SHARE_PERCENT = 48
 PLAIN_MAX_NUM_BATCHED_TOKENS = 8192

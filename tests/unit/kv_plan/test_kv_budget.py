@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import Node, files, make_plan, memory
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import Node, files, make_plan, memory, solve
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import GIB
 from kv_plan.kv_helpers import plan, refused
 
@@ -105,3 +105,30 @@ def test_start_check_counts_what_is_up_before_the_engine() -> None:
 def test_no_memory_is_a_refusal_with_the_numbers() -> None:
     result = plan("super-recommended", memory_gib=(64.0,))
     assert "KV012" in refused(result)
+
+
+def test_the_solver_takes_the_last_step_that_fits() -> None:
+    for limit in range(10, 60):
+        found = solve._largest(10, 57, 5, lambda size, limit=limit: size <= limit)  # type: ignore[misc]
+        assert found == max(size for size in range(10, 58, 5) if size <= limit)
+    assert solve._largest(10, 57, 5, lambda size: size < 10) is None
+    assert solve._largest(10, 10, 5, lambda _size: True) == 10
+    assert solve._largest(10, 3, 5, lambda _size: True) == 10
+
+
+def test_solved_values_are_round_numbers() -> None:
+    sizes = plan("super-recommended")["sizes"]
+    assert sizes["device_bytes"] % 100_000_000 == 0
+    assert sizes["l1_bytes"] % (GIB // 4) == 0
+
+
+def test_a_typical_prompt_is_assumed_from_the_longest() -> None:
+    sizes = plan("super-recommended", settings={"load.typical_prompt_tokens": "auto"})["sizes"]
+    assert sizes["typical_prompt_tokens"] == 131072 * 48 // 100
+
+
+def test_mooncake_keeps_its_segment_up_to_the_watermark() -> None:
+    sizes = plan("super-mooncake-dram")["sizes"]
+    assert sizes["l2_bytes"] == 6 * GIB * 90 // 100
+    settings = {"lmcache.l2.mooncake_ssd_offload": True, "lmcache.l2.capacity_gib": 100}
+    assert plan("super-mooncake-dram", settings=settings)["sizes"]["l2_bytes"] == 6 * GIB * 90 // 100 + 100 * GIB

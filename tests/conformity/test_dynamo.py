@@ -1,0 +1,45 @@
+"""The real Dynamo 1.6.1: its mocker and frontend parsers take what we render for them."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
+from conftest import Ask, filled
+from kv_plan.kv_helpers import plan
+
+#: What the platform adds to our lists on a node.
+PLANES = ["--discovery-backend", "etcd", "--request-plane", "tcp", "--event-plane", "zmq"]
+
+
+def test_every_argument_is_accepted(runtime: Ask) -> None:
+    plans = {name: plan(name) for name in files.names_in(files.PROFILES)}
+    plans["round-robin"] = plan("super-recommended", settings={"router.mode": "round-robin"})
+    mockers = [item for item in plans.values() if item["inputs"]["profile"]["engine"] == "mocker"]
+    answer = runtime(
+        "dynamo_child.py",
+        {
+            "mocker": [filled(item["dynamo_worker_args"]) + PLANES for item in mockers],
+            "frontend": [filled(item["dynamo_frontend_args"]) + PLANES for item in plans.values()],
+        },
+    )
+    assert [found for found in answer["mocker"] + answer["frontend"] if "error" in found] == []
+    for item, found in zip(mockers, answer["mocker"], strict=True):
+        assert found["block_size"] == item["sizes"]["block_size_tokens"]
+        assert found["num_gpu_blocks"] == item["sizes"]["kv_blocks"]
+    for item, found in zip(plans.values(), answer["frontend"], strict=True):
+        assert found["router_mode"] == item["inputs"]["profile"]["router"]["mode"]
+    count = sum(found["arguments"] for found in answer["mocker"] + answer["frontend"])
+    print(f"\nDynamo 1.6.1 accepted {count} arguments in {len(mockers)} mockers and {len(plans)} frontends")
+    assert mockers and count > 80
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [("mocker", ("--block-size", "--blocksize")), ("frontend", ("--migration-limit", "--migrations-limit"))],
+)
+def test_a_misspelt_argument_is_refused(runtime: Ask, kind: str, change: tuple[str, str]) -> None:
+    words = plan("virtual")["dynamo_worker_args" if kind == "mocker" else "dynamo_frontend_args"]
+    request: dict[str, list[list[str]]] = {"mocker": [], "frontend": []}
+    request[kind] = [[word.replace(*change) for word in filled(words)]]
+    answer = runtime("dynamo_child.py", request)
+    assert "unrecognized arguments" in answer[kind][0]["error"]
