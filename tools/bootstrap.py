@@ -104,9 +104,9 @@ def stamped(stamp: Path, value: str) -> bool:
 
 
 def pip(venv: Path, *arguments: str) -> None:
-    env = ["--disable-pip-version-check", "--quiet", "--cache-dir", str(CACHE / "pip")]
+    env = ["--disable-pip-version-check", "--quiet", "--no-cache-dir"]
     if OFFLINE:
-        env += ["--no-index", "--find-links", str(CACHE / "wheels")]
+        env += ["--no-index"]
     run([str(venv / "bin/python"), "-m", "pip", arguments[0], *env, *arguments[1:]])
 
 
@@ -118,7 +118,11 @@ def make_venv(venv: Path, requirements: Path) -> bool:
     say(f"virtual environment {venv.name} from {requirements.name} (Python {platform.python_version()})")
     if not (venv / "bin/python").exists() or not stamp.exists():
         run([sys.executable, "-m", "venv", "--clear", str(venv)])
-    pip(venv, "install", "--require-hashes", "-r", str(requirements))
+    # Through the folder, so that it is complete when it is copied to an air-gapped machine.
+    wheels = ["--find-links", str(CACHE / "wheels")]
+    if not OFFLINE:
+        pip(venv, "download", "--require-hashes", "-r", str(requirements), "-d", str(CACHE / "wheels"), *wheels)
+    pip(venv, "install", "--no-index", "--require-hashes", "-r", str(requirements), *wheels)
     # The package of this checkout itself, without resolving anything.
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = subprocess.check_output([str(venv / "bin/python"), "-c", ask], text=True)
@@ -138,8 +142,8 @@ def unpack_collections(venv: Path) -> bool:
     if stamped(stamp, value):
         return False
     say(f"collections {' '.join(COLLECTIONS)}")
-    store = CACHE / "collections"
-    flags = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
+    store = CACHE / "wheels"
+    flags = ["--no-deps", "--require-hashes", "--only-binary=:all:", "--find-links", str(store)]
     pip(venv, "download", *flags, "-d", str(store), "-r", str(requirements))
     wheels = sorted(store.glob("ansible-*.whl"))
     with zipfile.ZipFile(wheels[-1]) as wheel:

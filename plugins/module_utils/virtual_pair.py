@@ -447,14 +447,18 @@ class Pair:
 
     def up(self, wait: bool = True) -> bool:
         """Start what does not run and wait for it; True if anything was started. A running pair is left alone."""
+        image, media = self.settings.image.name, str(self.settings.media)
+        if self.state.get("media", media) != media and any(self.pid(g) for g in GUESTS):
+            self.log("the medium changed: the guests are restarted on their disks to see it")
+            self.down()
         running = {g.name: self.pid(g) is not None for g in GUESTS}
-        image = self.settings.image.name
         if not any(running.values()) and self.state.get("image") not in (None, image):
             self.log("the image's recipe changed: the guests start from a fresh copy")
             self.destroy_disks()
         self._prepare()
         # QEMU keeps the forwarded ports for as long as it runs; one that was taken meanwhile is picked anew.
         self.state["image"] = self.state.get("image") if any(running.values()) else image
+        self.state["media"] = media
         for guest in GUESTS:
             if not running[guest.name]:
                 self._make_disks(guest)
