@@ -143,8 +143,9 @@ def rail_plan(
     probe names the netdevs and routes, the peers' probes their MAC addresses. `numbers`: node -> host number.
 
     Returns errors (sentences, empty when the plan is good), warnings, number, sysctls and rails: a list of
-    {rail, netdev, rdma_device, subnet, prefix, address, cidr, mtu_bytes, peers: [{node, address, mac, macs}]},
-    where mac is the peer's MAC on that rail and macs its MACs on all rails, both empty if not known. interfaces
+    {rail, netdev, rdma_device, subnet, prefix, address, cidr, mtu_bytes, peers: [{node, address, mac, macs, asked}]},
+    where mac is the peer's MAC on that rail and macs its MACs on all rails, both empty if not known, and asked
+    is false for a peer that is not in this run. interfaces
     says the same for goodput.spark.netplan_commit, with the peers of this run only.
     """
     errors: list[str] = []
@@ -186,6 +187,10 @@ def rail_plan(
         listed = ", ".join(f"{name} {port}" for name, port in sorted(ports.items()))
         warnings.append(f"the nodes use different ports ({listed}); NVIDIA advises the same port on both boxes")
 
+    absent = [name for name in nodes if probes and name not in probes]
+    if absent:
+        warnings.append(f"{', '.join(absent)} not in this run, so nothing is asked of it and no proof is made")
+
     rails: list[dict[str, Any]] = []
     if not errors:
         for index, (network, facts) in enumerate(zip(networks, own_rails, strict=False)):
@@ -200,6 +205,7 @@ def rail_plan(
                         "address": str(network[host_numbers[peer]]),
                         "mac": macs[index] if index < len(macs) else "",
                         "macs": macs,
+                        "asked": peer in probes,
                     }
                 )
             address = str(network[host_numbers[node]])

@@ -696,6 +696,8 @@ def verify(
         if not live:
             continue
         for peer in rail["peers"]:
+            if not peer["asked"]:
+                continue
             others = [
                 {
                     "rail": other["rail"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ NETPLAN = "/etc/netplan/90-goodput-rails.yaml"
 PROOF = "/var/lib/goodput/rdma-proof.json"
 MTU = 9000
 PAYLOAD = MTU - 28
+GID = re.compile(r"(?P<port>/sys/\S+?/ports/1)/gids/(?P<index>\d+):(?P<gid>[0-9a-f:]+)$")
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ def look(sh: Any, host: Any) -> Any:
             "netplan": f"cat {NETPLAN}",
             "addresses": "ip -j addr show",
             # Used slots: an IPv4 GID reads ...:ffff:c0a8:6401, and empty ones are all zero.
-            "gids": "grep -s ':ffff:' /sys/class/infiniband/*/ports/1/gids/* || :",
+            "gids": "grep -s ':ffff:' /sys/class/infiniband/*/ports/1/gids/*",
             "netns": "cat /sys/module/ib_core/parameters/netns_mode",
             "proof": f"cat {PROOF}",
             "boot": "cat /proc/sys/kernel/random/boot_id",
@@ -76,35 +78,26 @@ def test_links(host: Any, sh: Any, check: Any) -> None:
 
 def test_gids(host: Any, sh: Any, check: Any) -> None:
     "Each rail's address is a RoCE v2 GID of the RDMA device on that rail"
-    table = [line.rpartition(":/")[0] or line for line in look(sh, host)["gids"].stdout.split()]
-    slots = [line.partition("/gids/") for line in table]
+    seen = look(sh, host)
+    slots = [match for line in seen["gids"].stdout.split() if (match := GID.match(line))]
     details = sh(
         {
-            line.partition(":")[0]: "cat {0}/gid_attrs/ndevs/{1} {0}/gid_attrs/types/{1}".format(
-                port, rest.partition(":")[0]
-            )
-            for line, (port, _, rest) in zip(table, slots, strict=True)
+            slot[
+                0
+            ]: f"cat {slot['port']}/gid_attrs/ndevs/{slot['index']} {slot['port']}/gid_attrs/types/{slot['index']}"
+            for slot in slots
         },
         node=host,
     )
-    found = {
-        (
-            details[line.partition(":")[0]].stdout.split("\n")[0],
-            str(ipaddress.IPv6Address(rest.partition(":")[2]).ipv4_mapped),
-        )
-        for line, (_port, _, rest) in zip(table, slots, strict=True)
-        if "RoCE v2" in details[line.partition(":")[0]].stdout
-    }
+    found: dict[str, set[str]] = {}
+    for slot in slots:
+        netdev, _, kind = details[slot[0]].stdout.strip().partition("\n")
+        if kind == "RoCE v2":
+            found.setdefault(netdev, set()).add(str(ipaddress.IPv6Address(slot["gid"]).ipv4_mapped))
     for netdev, rail in rails(sh, host).items():
         address = rail["addresses"][0].partition("/")[0]
-        here = sorted(entry for name, entry in found if name == netdev)
-        check(here, [address], f"{AGAIN}; look at: rdma link", what=f"{netdev} RoCE v2 GIDs")
-    check(
-        look(sh, host)["netns"].stdout.strip(),
-        "Y",
-        "sudo rdma system set netns shared",
-        what="RDMA shared by namespaces",
-    )
+        check(sorted(found.get(netdev, ())), [address], f"{AGAIN}; look at: rdma link", what=f"{netdev} RoCE v2 GIDs")
+    check(seen["netns"].stdout.strip(), "Y", "sudo rdma system set netns shared", what="RDMA shared by namespaces")
 
 
 def test_jumbo(host: Any, peer: Any, sh: Any, check: Any) -> None:

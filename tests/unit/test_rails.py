@@ -427,8 +427,8 @@ def test_plan_of_three_nodes() -> None:
     assert plan["errors"] == []
     assert [rail["cidr"] for rail in plan["rails"]] == ["192.168.100.2/24", "192.168.101.2/24"]
     assert plan["rails"][1]["peers"] == [
-        {"node": "a", "address": "192.168.101.1", "mac": "", "macs": []},
-        {"node": "c", "address": "192.168.101.9", "mac": "peer1", "macs": ["peer0", "peer1"]},
+        {"node": "a", "address": "192.168.101.1", "mac": "", "macs": [], "asked": False},
+        {"node": "c", "address": "192.168.101.9", "mac": "peer1", "macs": ["peer0", "peer1"], "asked": True},
     ]
     assert plan["interfaces"][0] == {
         "netdev": "r0",
@@ -437,4 +437,5 @@ def test_plan_of_three_nodes() -> None:
         "peers": ["192.168.100.9"],
     }
     assert plan["sysctls"]["net.ipv4.conf.r1.arp_announce"] == "2"
-    assert "need a switch" in plan["warnings"][0] and "b p0, c p1" in plan["warnings"][1]
+    assert ["need a switch" in plan["warnings"][0], "b p0, c p1" in plan["warnings"][1]] == [True, True]
+    assert plan["warnings"][2].startswith("a not in this run")
