@@ -11,6 +11,7 @@ import secrets
 import selectors
 import shlex
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Session:
         self.node = node
         self.open_timeout_s = open_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        # Held for a whole exchange: another thread may ask ahead on the same node.
+        self.lock = threading.RLock()
         self._token = ""
         self._pending: dict[int, bytearray] = {}
 
@@ -99,14 +102,15 @@ class Session:
 
     def run_many(self, commands: Sequence[str], timeout_s: float = 120.0) -> list[Result]:
         """Run shell commands one after another as root in one round trip; ``timeout_s`` bounds all of them."""
-        if self._process is None:
-            self.open()
-        try:
-            return self._run_raw(commands, time.monotonic() + timeout_s)
-        except Unreachable:
-            # A node that has just rebooted: one more try, then the cause is reported.
-            self.open()
-            return self._run_raw(commands, time.monotonic() + timeout_s)
+        with self.lock:
+            if self._process is None:
+                self.open()
+            try:
+                return self._run_raw(commands, time.monotonic() + timeout_s)
+            except Unreachable:
+                # A node that has just rebooted: one more try, then the cause is reported.
+                self.open()
+                return self._run_raw(commands, time.monotonic() + timeout_s)
 
     def close(self) -> None:
         if self._process is None:
@@ -247,7 +251,12 @@ class NodeHost(Host):  # type: ignore[misc]
         An answer is kept for the whole session, so two tests that ask the same share one command. ``fresh`` asks again:
         for anything that a request or another test may change.
         """
-        missing = [line for line in dict.fromkeys(commands.values()) if fresh or line not in self._answers]
-        if missing:
-            self._answers.update(zip(missing, self.session.run_many(missing, timeout_s), strict=True))
-        return {name: self._answers[line] for name, line in commands.items()}
+        with self.session.lock:
+            missing = [line for line in dict.fromkeys(commands.values()) if fresh or line not in self._answers]
+            if missing:
+                self._answers.update(zip(missing, self.session.run_many(missing, timeout_s), strict=True))
+            return {name: self._answers[line] for name, line in commands.items()}
+
+    def knows(self, commands: dict[str, str]) -> bool:
+        """True if every answer is remembered."""
+        return all(line in self._answers for line in commands.values())

@@ -15,7 +15,8 @@ name in the verdict. Everything runs as root in one shell per node that stays op
 host    testinfra host (``host.run``, ``host.file`` ...), root, once per node; ``host.name``, ``host.vars`` (inventory)
 nodes   all of them in inventory order; ``first`` the first; ``peer`` the next node after ``host`` (skips if alone)
 sh      ``sh({name: command}, node=None, fresh=False)`` -> {name: Result(rc, stdout, stderr, ok)}: one round trip
-        for all commands; answers are remembered for the session unless ``fresh``
+        for all commands. Answers are remembered for the session, and the other nodes are asked the same in the
+        background, so use ``fresh=True`` for whatever changes something, waits, or is meant for one node
 check   ``check(found, required, remedy, ok=None, what=None, unit=None, node=None)``: ok defaults to found == required;
         records a row of the verdict and fails the test if not ok. Call it several times with ``what`` for several rows.
 """
@@ -119,14 +120,31 @@ def peer(host: NodeHost, nodes: list[NodeHost]) -> NodeHost:
     return nodes[(nodes.index(host) + 1) % len(nodes)]
 
 
+@pytest.fixture(scope="session")
+def ahead(nodes: list[NodeHost]) -> Iterator[Callable[..., None]]:
+    """Ask the other nodes in the background what one node is asked now: their tests come next."""
+    pool = ThreadPoolExecutor(len(nodes))
+
+    def ask(commands: dict[str, str], asked: NodeHost, timeout_s: float) -> None:
+        for node in nodes:
+            if node is not asked and not node.knows(commands):
+                # A failure is not remembered: the test of that node asks again and reports it.
+                pool.submit(node.batch, commands, timeout_s=timeout_s)
+
+    yield ask
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
 @pytest.fixture
-def sh(request: pytest.FixtureRequest) -> Callable[..., dict[str, Result]]:
+def sh(request: pytest.FixtureRequest, ahead: Callable[..., None]) -> Callable[..., dict[str, Result]]:
     """Run several commands in one round trip on ``host`` (or on ``node=``)."""
 
     def run(
         commands: dict[str, str], *, node: NodeHost | None = None, fresh: bool = False, timeout_s: float = 120.0
     ) -> dict[str, Result]:
         target = node if node is not None else request.getfixturevalue("host")
+        if not fresh:
+            ahead(commands, target, timeout_s)
         answers: dict[str, Result] = target.batch(commands, fresh=fresh, timeout_s=timeout_s)
         return answers
 

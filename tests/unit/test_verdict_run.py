@@ -177,3 +177,27 @@ def test_the_command_prints_the_table_and_the_causes(tmp_path: Path) -> None:
     assert "NOT OK: 1 of 1 checks failed" in done.stdout
     assert done.stderr.splitlines()[-2:] == ["spark1 host: A: found 1, required 2", "  remedy: mend it"]
     assert json.loads((tmp_path / "v.json").read_text())["exit"] == 1
+
+
+def test_the_other_nodes_are_asked_ahead_unless_afresh(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    suite = f'''
+import time
+
+def test_ahead(nodes, sh):
+    sh({{"mark": "echo $PPID >>{marks}"}}, node=nodes[0])
+    sh({{"mark": "echo fresh >>{marks}"}}, node=nodes[0], fresh=True)
+    deadline = time.monotonic() + 20
+    while open("{marks}").read().count("\\n") < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.3)
+
+def test_remembered(host, sh):
+    sh({{"mark": "echo $PPID >>{marks}"}})
+'''
+    verdict = verdict_of(tmp_path, host=suite)
+    assert verdict.exit_code == 0, verdict
+    lines = marks.read_text().split()
+    # One from the shell of each node, one that was meant for the first alone.
+    assert len(set(lines)) == len(lines) == 3
