@@ -51,18 +51,24 @@ path:
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.goodput.spark.plugins.module_utils.virtual_pair import make_media
 
 
+def argument_spec() -> dict[str, Any]:
+    """Options of the module."""
+    return {
+        "directory": {"type": "path", "required": True},
+        "mirror": {"type": "path", "required": True},
+        "archives": {"type": "list", "elements": "path", "default": []},
+    }
+
+
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "directory": {"type": "path", "required": True},
-            "mirror": {"type": "path", "required": True},
-            "archives": {"type": "list", "elements": "path", "default": []},
-        },
+        argument_spec=argument_spec(),
         supports_check_mode=True,
     )
     folder = Path(module.params["directory"]).absolute()

@@ -98,6 +98,7 @@ seconds:
 import importlib.util
 import time
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.goodput.spark.plugins.module_utils.virtual_pair import Pair, Settings, VirtualPairError
@@ -109,18 +110,23 @@ def strategy_plugins() -> str:
     return str(Path(spec.origin).parent / "plugins/strategy") if spec and spec.origin else ""
 
 
+def argument_spec() -> dict[str, Any]:
+    """Options of the module."""
+    return {
+        "state": {"type": "str", "choices": ["up", "down", "absent", "status"], "default": "up"},
+        "directory": {"type": "path", "required": True},
+        "image": {"type": "path"},
+        "media": {"type": "path"},
+        "memory_mib": {"type": "int", "default": 1536},
+        "cpus": {"type": "int", "default": 1},
+        "l2_gib": {"type": "int", "default": 8},
+        "boot_timeout_seconds": {"type": "int", "default": 600},
+    }
+
+
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["up", "down", "absent", "status"], "default": "up"},
-            "directory": {"type": "path", "required": True},
-            "image": {"type": "path"},
-            "media": {"type": "path"},
-            "memory_mib": {"type": "int", "default": 1536},
-            "cpus": {"type": "int", "default": 1},
-            "l2_gib": {"type": "int", "default": 8},
-            "boot_timeout_seconds": {"type": "int", "default": 600},
-        },
+        argument_spec=argument_spec(),
         required_if=[("state", "up", ("image", "media"))],
         supports_check_mode=True,
     )

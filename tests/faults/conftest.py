@@ -1,8 +1,8 @@
 """Faults are put into the running virtual pair, must be named with cause and remedy, and heal by a re-run.
 
-A test injects with ``pair.sh``, asks the product (a play, or the acceptance suite), repairs the way the remedy says, and
-shows that the layer is ok again. ``docs/troubleshooting.md`` is checked against the ``fault`` markers: each row names the
-test that proves its message.
+A test injects with ``pair.sh``, asks the product (a play, or the acceptance suite), repairs the way the remedy says,
+and shows that the layer is ok again. ``docs/troubleshooting.md`` is checked against the ``fault`` markers: each row
+names the test that proves its message.
 """
 
 from __future__ import annotations
@@ -84,7 +84,15 @@ class Pair:
         """Run a script as root on a node; returns stdout."""
         options = self.common["ansible_ssh_common_args"].split()
         target = ["-i", self.common["ansible_ssh_private_key_file"], "-p", str(self.hosts[node]["ansible_port"])]
-        command = ["ssh", *options, "-o", "ConnectTimeout=60", *target, f"{self.common['ansible_user']}@127.0.0.1", "sudo sh -e"]
+        command = [
+            "ssh",
+            *options,
+            "-o",
+            "ConnectTimeout=60",
+            *target,
+            f"{self.common['ansible_user']}@127.0.0.1",
+            "sudo sh -e",
+        ]
         result = subprocess.run(command, input=script, capture_output=True, text=True, timeout=timeout)
         assert not check or result.returncode == 0, f"{node}: {script}\n{result.stdout}{result.stderr}"
         return result.stdout

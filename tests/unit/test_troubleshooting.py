@@ -1,0 +1,26 @@
+"""docs/troubleshooting.md and the fault tests name the same faults."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def documented() -> list[str]:
+    rows = re.findall(r"^\|(.+)\|$", (ROOT / "docs/troubleshooting.md").read_text(), re.M)
+    cells = [[cell.strip() for cell in row.split("|")] for row in rows]
+    return [row[3] for row in cells if len(row) == 4 and row[3] != "fault" and not set(row[3]) <= {"-"}]
+
+
+def marked() -> set[str]:
+    text = "".join(path.read_text() for path in sorted((ROOT / "tests/faults").glob("test_*.py")))
+    return set(re.findall(r'mark\.fault\("([^"]+)"\)', text))
+
+
+def test_each_row_has_a_test_and_each_fault_a_row() -> None:
+    rows = documented()
+    assert len(rows) > 20
+    assert len(rows) == len(set(rows))
+    assert set(rows) == marked()
