@@ -209,8 +209,8 @@ def find_interpreter(version: str, rootfs_python: str) -> list[str]:
             if probe.stdout.strip() == version:
                 return command
     refuse(
-        f"found no Python {version} to compile with, required because the guest runs it. Install python{version} or name "
-        "the guest image's own: --rootfs-python 'chroot ROOTFS /usr/bin/python3'"
+        f"found no Python {version} to compile with, required because the guest runs it. Install python{version} or "
+        "name the guest image's own: --rootfs-python 'chroot ROOTFS /usr/bin/python3'"
     )
 
 
@@ -379,8 +379,8 @@ def build_runtime(arguments: argparse.Namespace, wheels: Path, scratch: Path) ->
     partial = scratch / name
     with step("mksquashfs"):
         run(
-            ["mksquashfs", str(root), str(partial), "-noappend", "-all-root", "-comp", "zstd", "-Xcompression-level", "1",
-             "-mkfs-time", "0", "-all-time", "0", "-no-xattrs", "-quiet", "-no-progress"]
+            ["mksquashfs", str(root), str(partial), "-noappend", "-all-root", "-comp", "zstd",
+             "-Xcompression-level", "1", "-mkfs-time", "0", "-all-time", "0", "-no-xattrs", "-quiet", "-no-progress"]
         )  # fmt: skip
     digest = file_sha256(partial)
     size = partial.stat().st_size
@@ -417,7 +417,8 @@ def build_model(target: Path, requirements: Path, wheels: Path, scratch: Path) -
         # One thread: the order in which threads count pairs must not matter.
         run(
             [sys.executable, str(script), str(fresh)],
-            PYTHONPATH=str(scratch / "tokenizers"), RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", PYTHONHASHSEED="0",
+            PYTHONPATH=str(scratch / "tokenizers"),
+            RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", PYTHONHASHSEED="0",
         )  # fmt: skip
         (fresh / ".recipe").write_text(recipe)
         shutil.rmtree(target, ignore_errors=True)

@@ -23,9 +23,9 @@ SEED = 1
 BEGIN, END = "<|begin|>", "<|end|>"
 SPECIAL = [BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>"]
 
-WORDS = """the a node rail link cache block token page disk host guest engine worker router frontend prompt answer reads writes
-moves keeps serves waits starts stops fills empties finds counts first second third cold warm small large both every
-another before after while until because and or not over under between into from with without""".split()  # noqa: SIM905
+WORDS = """the a node rail link cache block token page disk host guest engine worker router frontend prompt answer reads
+writes moves keeps serves waits starts stops fills empties finds counts first second third cold warm small large both
+every another before after while until because and or not over under between into from with without""".split()  # noqa: SIM905
 
 CHAT_TEMPLATE = (
     "{{ '" + BEGIN + "' }}{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{{ message['content'] }}"
