@@ -152,7 +152,8 @@ def install(site_packages: Path, scratch: Path) -> int:
     # -nostdlib: only libstdc++, for the typeinfo's vtable.
     subprocess.run(
         ["gcc", "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-nostdlib",
-         f"-Wl,-soname,{SONAME}", "-Wl,--build-id=none", f"-Wl,--version-script={scratch / 'stub.map'}", "-o", str(lib / SONAME), str(scratch / "stub.c"),
+         f"-Wl,-soname,{SONAME}", "-Wl,--build-id=none", f"-Wl,--version-script={scratch / 'stub.map'}",
+         "-o", str(lib / SONAME), str(scratch / "stub.c"),
          "-Wl,--no-as-needed", "-l:libstdc++.so.6"],
         check=True,
     )  # fmt: skip
