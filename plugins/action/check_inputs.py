@@ -47,7 +47,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         hostvars = task_vars["hostvars"]
         per_node: dict[str, dict[str, Any]] = {}
         addresses, ports, management = {}, {}, {}
-        unresolved: set[str] = set()
         for node in nodes:
             if node not in hostvars:
                 raise AnsibleError(
@@ -62,11 +61,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             for name in {*values, *task_vars}:
                 if not isinstance(name, str) or name.startswith(("ansible_", "__", "inventory_", "omit")):
                     continue
-                value = self._resolve(values, name, unresolved) if name in values else unresolved
-                if value is unresolved or not isinstance(value, PLAIN):
-                    unresolved.add(name)
-                    value = None
-                per_node[node][name] = value
+                value = self._resolve(values, name, None)
+                per_node[node][name] = value if isinstance(value, PLAIN) else None
         choices = {
             f"goodput_{'plan_name' if name == 'plan' else name}": str(arguments[name])
             for name in ("release", "plan", "platform", "engine")
@@ -78,7 +74,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             ports=ports,
             management=management,
             variables=per_node,
-            unresolved=frozenset(unresolved),
             command_line=frozenset(load_extra_vars(self._loader)),
             foreign_variables=arguments.get("foreign_variables") or [],
             choices=choices,

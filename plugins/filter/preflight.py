@@ -21,12 +21,13 @@ from ansible_collections.goodput.spark.plugins.module_utils.preflight import (
 def report_of(name: str, values: Mapping[str, Any], register: str) -> Report:
     """The report of one node from its registered result."""
     result = values.get(register, {})
-    clock = result.get("controller", {})
+    clock = result.get("clock", {})
     return Report(
         name=name,
         facts=result.get("node"),
         error=str(result.get("reason", "")),
         unreachable=result.get("state") == "unreachable",
+        clock=float(clock.get("node_seconds", 0.0)),
         sent=float(clock.get("sent_seconds", 0.0)),
         received=float(clock.get("received_seconds", 0.0)),
     )

@@ -51,7 +51,7 @@ class Known:
 class Site:
     """What an owner wrote.
 
-    ``variables`` holds resolved values per node; ``unresolved`` names are checked for spelling only.
+    ``variables`` holds resolved values per node; ``None`` where a value can not be resolved outside its role.
     ``command_line`` names come from ``-e``, where every ``key=value`` is text.
     """
 
@@ -60,7 +60,6 @@ class Site:
     ports: Mapping[str, int] = field(default_factory=dict)
     management: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    unresolved: frozenset[str] = frozenset()
     command_line: frozenset[str] = frozenset()
     foreign_variables: Sequence[str] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
@@ -202,17 +201,18 @@ def check_variables(site: Site, known: Known) -> Iterator[Finding]:
                     WARNING,
                 )
             continue
-        if name in site.unresolved:
-            continue
         spec = known.options[name]
-        said: set[str] = set()
+        wrong: dict[tuple[str, str], list[str]] = {}
         for node in holders[name]:
             value = site.variables[node][name]
             problem = type_problem(value, spec, name in site.command_line)
-            if problem and problem not in said:
-                said.add(problem)
-                found = "a value of another kind" if spec.get("no_log") else f"{name}: {shown(value)}"
-                yield Finding(nodes, "type", found, f"{name}: {problem}", f"correct {name} where it is set")
+            if problem:
+                wrong.setdefault((problem, shown(value)), []).append(node)
+        for (problem, value), bad in wrong.items():
+            found = "a value of another kind" if spec.get("no_log") else f"{name}: {value}"
+            yield Finding(
+                where(bad, site.nodes), "type", found, f"{name}: {problem}", f"correct {name} where it is set"
+            )
 
 
 def check_choices(site: Site, known: Known) -> Iterator[Finding]:

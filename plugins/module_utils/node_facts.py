@@ -48,7 +48,14 @@ KUBERNETES_UNITS = {
     "microk8s": ("snap.microk8s.daemon-kubelite.service",),
     "rke2": ("rke2-server.service", "rke2-agent.service"),
 }
-NTP_DAEMONS = ("chronyd", "ntpd", "ntpsec", "systemd-timesyn", "systemd-timesyncd", "ptp4l")
+# Process name (the kernel keeps 15 characters) to the daemon's own.
+NTP_DAEMONS = {
+    "chronyd": "chronyd",
+    "ntpd": "ntpd",
+    "ntpsec": "ntpsec",
+    "systemd-timesyn": "systemd-timesyncd",
+    "ptp4l": "ptp4l",
+}
 # dpkg states in which a package is finished; every other one waits for `dpkg --configure -a`.
 SETTLED_STATES = {"installed", "config-files", "not-installed"}
 UNIT_DIRECTORIES = tuple(f"{top}/systemd/system" for top in ("etc", "run", "usr/local/lib", "usr/lib"))
@@ -398,7 +405,7 @@ class Node:
                 # A unit an owner wrote often starts a script that does the work.
                 for program in re.findall(r"^Exec\w+=[-@:+!|]*(?:/\S*/)?(?:ba|da)?(?:sh\s+)?(/\S+)", text, re.M):
                     script = read_text(self.root / program.lstrip("/"), 65536)
-                    if script.startswith("#!") and CLOCK_CALL.search(script):
+                    if CLOCK_CALL.search(script):
                         reason = f"starts {program}, which calls nvidia-smi -lgc"
             if reason:
                 found[unit] = {"name": unit, "path": self._absolute(path), "reason": reason}
@@ -543,10 +550,9 @@ class Node:
         ``packages`` adds their versions ("" if not installed), ``units`` their states, ``user`` a passwd entry and
         ``names`` what they resolve to.
         """
-        first = time.time()
         installed, pending, held = parse_dpkg(read_text(self.root / "var/lib/dpkg/status", 64 << 20))
-        daemons = {self.process_name(pid) for pid in self.pids()} & set(NTP_DAEMONS)
-        facts: dict[str, Any] = {
+        daemons = {NTP_DAEMONS[name] for pid in self.pids() if (name := self.process_name(pid)) in NTP_DAEMONS}
+        return {
             "as_root": os.geteuid() == 0,
             "os": self.operating_system(),
             "driver": self.driver_version(),
@@ -570,7 +576,5 @@ class Node:
             "user": self.account(user) if user else {},
             "resolved": {name: self.resolve(name) for name in names},
             "ntp": {"synchronised": self.ntp_synchronised(), "daemons": sorted(daemons)},
+            "clock_seconds": time.time(),
         }
-        # Both readings let the controller bound the clock's offset by what the transport took, not by this look.
-        facts["clock"] = {"first_seconds": first, "last_seconds": time.time()}
-        return facts

@@ -39,8 +39,8 @@ class Finding:
 class Report:
     """What one node answered.
 
-    ``facts`` is ``None`` if it did not answer; ``error`` says why, or why it answered only without sudo. ``sent`` and
-    ``received`` are the controller's clock around the question, in seconds.
+    ``facts`` is ``None`` if it did not answer; ``error`` says why, or why it answered only without sudo. ``clock`` is a
+    sample of the node's clock between ``sent`` and ``received`` of the controller's, in seconds; 0 if there is none.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Report:
     error: str = ""
     unreachable: bool = False
     sent: float = 0.0
+    clock: float = 0.0
     received: float = 0.0
 
 
@@ -276,13 +277,15 @@ def check_ntp(node: str, facts: Mapping[str, Any], limits: Limits, release: Mapp
     ntp = facts["ntp"]
     if not ntp["synchronised"]:
         running = list_names(ntp["daemons"]) or "no time daemon"
+        chrony = "chronyd" in ntp["daemons"]
         yield Finding(
             node,
             "ntp",
             f"clock not synchronised ({running} running)",
-            "a synchronised clock",
-            "the host role installs chrony, which keeps the nodes together even without an upstream; "
-            "name servers in host_ntp_servers",
+            "an upstream that answers" if chrony else "a synchronised clock",
+            "name reachable servers in host_ntp_servers; without one the nodes keep only each other's time"
+            if chrony
+            else "the host role installs chrony, which keeps the nodes together even without an upstream",
             WARNING,
         )
 
@@ -535,16 +538,8 @@ def check_answer(report: Report) -> Iterator[Finding]:
 
 
 def clock_offset(report: Report) -> tuple[float, float]:
-    """Offset of a node's clock from the controller's and its uncertainty, in seconds.
-
-    The four timestamps of RFC 5905 section 8: offset ((T1-T0)+(T2-T3))/2; what the transport took, halved, bounds the
-    error.
-    """
-    assert report.facts is not None
-    first, last = report.facts["clock"]["first_seconds"], report.facts["clock"]["last_seconds"]
-    offset = ((first - report.sent) + (last - report.received)) / 2
-    uncertainty = max(0.0, (report.received - report.sent) - (last - first)) / 2
-    return offset, uncertainty
+    """Offset of a node's clock from the controller's and its uncertainty (half the round trip), in seconds."""
+    return report.clock - (report.sent + report.received) / 2, (report.received - report.sent) / 2
 
 
 def check_clocks(reports: Sequence[Report], limits: Limits) -> Iterator[Finding]:
@@ -553,7 +548,7 @@ def check_clocks(reports: Sequence[Report], limits: Limits) -> Iterator[Finding]
         return
     fix = "sudo timedatectl set-ntp true, or with chrony: sudo chronyc makestep; compare with: date +%s"
     required = f"within {limit:g} s"
-    offsets = [(report.name, *clock_offset(report)) for report in reports]
+    offsets = [(report.name, *clock_offset(report)) for report in reports if report.clock]
     for (one, first, first_error), (two, second, second_error) in itertools.combinations(offsets, 2):
         if abs(first - second) - first_error - second_error > limit:
             ahead, behind = (one, two) if first > second else (two, one)

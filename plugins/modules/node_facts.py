@@ -13,8 +13,8 @@ description:
   - Reads C(/proc), C(/sys), C(/etc) and the dpkg database of one node in one go and never changes anything.
   - It does not judge; the filter P(goodput.spark.preflight#filter) does, for all nodes together.
   - Without root, owners of sockets that belong to other users stay empty.
-  - An action plugin of the same name notes when the controller sent the question and received the answer, which bounds
-    the offset of the node's clock.
+  - An action plugin of the same name reads the node's clock once more with a plain command and notes the controller's
+    clock around it, which bounds the offset.
 options:
   packages:
     description: Packages whose installed version is returned.
@@ -151,36 +151,41 @@ node:
     ntp:
       description: Whether the clock is synchronised, and running time daemons.
       type: dict
-    clock:
-      description: The node's clock when the look began and ended, in seconds since 1970 UTC.
-      type: dict
-controller:
-  description: The controller's clock when it sent the question and received the answer (by the action plugin).
+    clock_seconds:
+      description: The node's clock at the end of the look, in seconds since 1970 UTC.
+      type: float
+clock:
+  description:
+    - By the action plugin, a sample of the node's clock with the controller's clock before and after it.
+      RV(clock.node_seconds) is 0 if there was no sample.
   returned: always
   type: dict
-  sample: {sent_seconds: 1770000000.1, received_seconds: 1770000000.9}
+  sample: {sent_seconds: 1770000000.10, node_seconds: 1770000000.12, received_seconds: 1770000000.14}
 """
 
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.goodput.spark.plugins.module_utils.node_facts import Node
 
 
+def argument_spec() -> dict[str, Any]:
+    names: dict[str, Any] = {"type": "list", "elements": "str", "default": []}
+    return {
+        "packages": names,
+        "units": names,
+        "resolve": names,
+        "user": {"type": "str", "default": ""},
+        "tolerate_failure": {"type": "bool", "default": False},
+        "root": {"type": "path", "default": "/"},
+        "proc_root": {"type": "path", "default": "/proc"},
+        "sysfs_root": {"type": "path", "default": "/sys"},
+    }
+
+
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            "packages": {"type": "list", "elements": "str", "default": []},
-            "units": {"type": "list", "elements": "str", "default": []},
-            "user": {"type": "str", "default": ""},
-            "resolve": {"type": "list", "elements": "str", "default": []},
-            "tolerate_failure": {"type": "bool", "default": False},
-            "root": {"type": "path", "default": "/"},
-            "proc_root": {"type": "path", "default": "/proc"},
-            "sysfs_root": {"type": "path", "default": "/sys"},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     asked = module.params
     node = Node(Path(asked["root"]), Path(asked["proc_root"]), Path(asked["sysfs_root"]))
     facts = node.collect(asked["packages"], asked["units"], asked["user"], asked["resolve"])

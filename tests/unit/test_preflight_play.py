@@ -1,0 +1,71 @@
+"""The preflight play itself, against nodes that do not answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def play(tmp_path: Path, hosts: dict[str, dict[str, object]], *arguments: str) -> tuple[int, str]:
+    """Exit status and output of playbooks/preflight.yml. Port 1 of the loopback address refuses every connection."""
+    inventory = tmp_path / "hosts.yml"
+    common = {"ansible_port": 1, "ansible_user": "nobody", "ansible_ssh_common_args": "-o BatchMode=yes"}
+    inventory.write_text(yaml.safe_dump({"sparks": {"hosts": hosts, "vars": common}}))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    environment |= {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"}
+    program = Path(sys.executable).with_name("ansible-playbook")
+    result = subprocess.run(
+        [str(program), "-i", str(inventory), str(ROOT / "playbooks/preflight.yml"), *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_bad_inputs_are_all_refused_before_any_connection(tmp_path: Path) -> None:
+    status, output = play(
+        tmp_path,
+        {
+            "spark1": {"ansible_host": "127.0.0.1", "goodput_management_address": "10.0.0.1", "host_swapiness": 10},
+            "spark_2": {"ansible_host": "127.0.0.2", "goodput_management_address": "10.0.0.1", "host_swappiness": "10"},
+        },
+        "-e",
+        "goodput_release=curent",
+    )
+    assert status != 0
+    assert "did you mean host_swappiness?" in output
+    assert 'inventory name "spark_2"' in output
+    assert 'host_swappiness: "10"' in output
+    assert "set goodput_release to current" in output
+    assert "equal management address" in " ".join(output.split())
+    assert "Look at every node" not in output
+    assert "Connection refused" not in output
+
+
+@pytest.mark.parametrize("limit", ["", "spark2"])
+def test_every_node_that_does_not_answer_is_in_the_table(tmp_path: Path, limit: str) -> None:
+    status, output = play(
+        tmp_path,
+        {
+            "spark1": {"ansible_host": "127.0.0.1", "goodput_management_address": "10.0.0.1"},
+            "spark2": {"ansible_host": "127.0.0.2", "goodput_management_address": "10.0.0.2"},
+        },
+        "-e",
+        '{"preflight_plan_name": ""}',
+        *(["--limit", limit] if limit else []),
+    )
+    table = output[output.index("preflight: ") : output.index("Origin: ")]
+    assert status != 0
+    assert table.count("✗ ssh") == (1 if limit else 2)
+    assert ("not-looked-at" in table) == bool(limit)
