@@ -77,3 +77,15 @@ unit: setup-test ## Unit tests: no node, no network
 .PHONY: docs
 docs: setup-test ## Write the tables of inputs in the roles' READMEs
 	@python tools/role_readmes.py
+
+.PHONY: conformity
+conformity: setup-test ## The planner against the real LMCache, Dynamo and vLLM
+	@pytest tests/conformity -q -s
+
+.PHONY: conformity-vllm
+conformity-vllm: setup-test
+	@pytest tests/conformity/test_vllm.py -q -s
+
+.PHONY: bench-plan
+bench-plan: setup-test ## Time of the planner, and random plans without a crash
+	@python tests/bench_kv_plan.py

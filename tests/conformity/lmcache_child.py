@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
@@ -24,7 +24,7 @@ MIB = 2**20
 class Seen(dict):  # type: ignore[type-arg]
     """A dict that notes which keys are asked for."""
 
-    asked: set[str] = set()
+    asked: ClassVar[set[str]] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         Seen.asked.add(key)

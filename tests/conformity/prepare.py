@@ -74,6 +74,13 @@ def vllm() -> Path:
     pip += ["--require-hashes", "--cache-dir", str(CACHE / "pip"), "-r", str(requirements)]
     if subprocess.run(pip, stdout=sys.stderr).returncode:
         fail("vLLM cannot be installed, see above")
+    site = next((target / "lib").glob("python*/site-packages"))
+    sys.path.insert(0, str(BUILDER.parent))
+    import cuda_stub
+
+    scratch = target / "stub"
+    scratch.mkdir()
+    cuda_stub.install(site, scratch)
     stamp.write_text(value)
     say(f"vLLM ready in {time.monotonic() - started:.0f} s")
     return target

@@ -122,10 +122,10 @@ def watermark_millis(profile: Profile) -> int:
 
 
 def _largest(low: int, high: int, step: int, fits: Callable[[int], bool]) -> int | None:
-    """Largest ``low + k x step`` up to ``high`` for which the (monotone) ``fits`` holds; None if not even ``low``."""
+    """Largest ``low + k x step <= high`` for which the (monotone) ``fits`` holds; None if not even ``low``."""
     if not fits(low):
         return None
-    good, bad = 0, max(high - low, 0) // step + 1
+    good, bad = 0, (high - low) // step + 1
     while bad - good > 1:
         middle = (good + bad) // 2
         if fits(low + middle * step):
@@ -250,7 +250,7 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
             if (lmcache.store_policy == "default" or lmcache.prefetch_policy == "retain") and room > 0:
                 least = max(least, ceil_div(longest_bytes * 1000, room))
                 wish = max(wish, ceil_div(stated * 1000, room), least)
-            least, wish = _round_up(max(least, 1), L1_STEP_BYTES), _round_up(max(wish, 1), L1_STEP_BYTES)
+            least, wish = (max(_round_up(size, L1_STEP_BYTES), L1_STEP_BYTES) for size in (least, wish))
             best = _largest(least, wish, L1_STEP_BYTES, lambda size: fits(kv_low, size))
             l1_bytes = least if best is None else best
         else:
@@ -267,7 +267,8 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
     restores_typical = l1.restores_at_once(l1_bytes, reserve_bytes, typical_bytes)
     if separate:
         attention, mamba = (_round_up(size, align) for size in geometry.separate_object_bytes(shape, dtypes, chunk))
-        mean_chunks = max(max(l1_bytes - reserve_bytes, 0) // arrivals - mamba, 0) // attention
+        states = arrivals * mamba
+        mean_chunks = (max(l1_bytes - reserve_bytes, states) - states) // (arrivals * attention)
     else:
         mean_chunks = l1.mean_chunks_at_once(slots, reserve, arrivals)
     guaranteed = l1.guaranteed_bytes(l1_bytes, watermark_millis(profile))
@@ -289,11 +290,11 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
         l2_bytes = gib_to_bytes(lmcache.l2.capacity_gib)
     stored = slot if lmcache.l2.use_odirect else chunk_size
     l2_chunks = l2_bytes // stored
-    kept = l2_bytes * round(lmcache.l2.eviction_watermark * 1000) // 1000 // stored
+    kept = l2_bytes * round(lmcache.l2.eviction_watermark * 1000) // (1000 * stored)
     blocks = profile.mocker.num_gpu_blocks if mocker else kv // block_bytes
     tokens = blocks * block if mocker else device.device_tokens(blocks, per_request, max_len)
     retaining = lmcache.enabled and (lmcache.store_policy == "default" or lmcache.prefetch_policy == "retain")
-    l1_kept = l1_bytes * watermark_millis(profile) // 1000 // slot * chunk if retaining else 0
+    l1_kept = retaining * (l1_bytes * watermark_millis(profile) // (1000 * slot) * chunk)
 
     sizes = Sizes(
         block_size_tokens=block,

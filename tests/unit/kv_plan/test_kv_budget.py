@@ -108,12 +108,11 @@ def test_no_memory_is_a_refusal_with_the_numbers() -> None:
 
 
 def test_the_solver_takes_the_last_step_that_fits() -> None:
-    for limit in range(10, 60):
+    for limit in range(10, 70):
         found = solve._largest(10, 57, 5, lambda size, limit=limit: size <= limit)  # type: ignore[misc]
         assert found == max(size for size in range(10, 58, 5) if size <= limit)
     assert solve._largest(10, 57, 5, lambda size: size < 10) is None
     assert solve._largest(10, 10, 5, lambda _size: True) == 10
-    assert solve._largest(10, 3, 5, lambda _size: True) == 10
 
 
 def test_solved_values_are_round_numbers() -> None:
@@ -132,3 +131,70 @@ def test_mooncake_keeps_its_segment_up_to_the_watermark() -> None:
     assert sizes["l2_bytes"] == 6 * GIB * 90 // 100
     settings = {"lmcache.l2.mooncake_ssd_offload": True, "lmcache.l2.capacity_gib": 100}
     assert plan("super-mooncake-dram", settings=settings)["sizes"]["l2_bytes"] == 6 * GIB * 90 // 100 + 100 * GIB
+
+
+def test_the_last_byte_is_used() -> None:
+    """A node that has exactly what a plan needs, and not one byte more, gets that plan."""
+    fixed = {"lmcache.l1.size_gib": 5.5}
+    first = plan("nano-recommended", settings=fixed, memory_gib=(119.7,))
+    total = first["budget"]["node1"]["total_bytes"] - first["budget"]["node1"]["free_bytes"]
+    model = files.load_model("nano")
+    exact = make_plan(files.load_profile("nano-recommended", fixed), model, [Node("node1", total, server=True)])
+    assert exact["sizes"]["device_bytes"] == first["sizes"]["device_bytes"]
+    assert exact["budget"]["node1"]["free_bytes"] == 0
+    less = make_plan(files.load_profile("nano-recommended", fixed), model, [Node("node1", total - 1, server=True)])
+    assert less["sizes"]["device_bytes"] == first["sizes"]["device_bytes"] - 100_000_000
+
+
+def test_solved_utilisation_is_reachable_after_rounding() -> None:
+    total = 120 * GIB
+    for tenths in range(840, 960, 3):
+        reachable = tenths * GIB // 10
+        node = Node("a", total, server=True, cuda_free_bytes=reachable)
+        result = make_plan(files.load_profile("super-recommended"), files.load_model("super"), [node])
+        assert result["ok"], result["errors"]
+        assert result["sizes"]["gpu_memory_utilization_percent"] * total <= reachable * 100
+
+
+@pytest.mark.parametrize(
+    ("profile", "model", "settings", "l1_gib"),
+    [
+        ("nano-recommended", "nano", {"lmcache.l1.eviction_watermark": 0.95, "load.simultaneous_restores": 1}, 36.0),
+        ("virtual", "tiny", {"lmcache.l1.eviction_watermark": 0.999, "load.simultaneous_restores": 1}, 2.0),
+        ("virtual", "tiny", {"lmcache.l1.eviction_watermark": 1.0}, 0.25),
+        ("virtual", "tiny", {"load.longest_prompt_tokens": 1, "lmcache.l1.store_reserve_chunks": 0}, 0.25),
+    ],
+)
+def test_auto_l1_of_a_retaining_tier(profile: str, model: str, settings: dict[str, object], l1_gib: float) -> None:
+    settings = {"lmcache.l1.size_gib": "auto", "lmcache.store_policy": "default"} | settings
+    settings |= {"load.typical_prompt_tokens": "auto"}
+    assert plan(profile, model, settings=settings)["sizes"]["l1_gib"] == l1_gib
+
+
+def test_what_is_absent_is_zero() -> None:
+    router, virtual = plan("weka-a-router")["sizes"], plan("virtual", memory_gib=(1.5,))["sizes"]
+    assert (router["l1_bytes"], router["prefetch_max_in_flight"]) == (0, 0)
+    assert (virtual["device_bytes"], virtual["gpu_memory_utilization_percent"]) == (0, 0)
+    assert plan("weka-b-l1only")["sizes"]["l2_bytes"] == 0
+
+
+def test_full_prefixes_of_each_tier_are_whole() -> None:
+    sizes = plan("super-kv12-l18")["sizes"]
+    assert (sizes["device_full_prefixes"], sizes["l1_full_prefixes"], sizes["l2_full_prefixes"]) == (16, 2, 133)
+    short = {"load.longest_prompt_tokens": 1000, "load.typical_prompt_tokens": "auto"}
+    none = plan("super-kv12-l18", settings=short)["sizes"]
+    assert (none["longest_prompt_chunks"], none["l1_full_prefixes"], none["l2_full_prefixes"]) == (0, 0, 0)
+
+
+def test_a_small_l2_adds_nothing() -> None:
+    assert plan("super-kv12-l18", settings={"lmcache.l2.capacity_gib": 1})["sizes"]["l2_adds_tokens"] == 0
+
+
+def test_mean_length_with_separate_groups() -> None:
+    """2.75 GiB less 8 chunks for stores; five restores with one Mamba object each: 19 attention objects a restore."""
+    sizes = plan("super-recommended", settings={"lmcache.object_groups": "separate"})["sizes"]
+    assert sizes["l1_gib"] == 2.75
+    room = 2_952_790_016 - 8 * 103_809_024
+    assert sizes["mean_chunks_at_once"] == (room - 5 * 86_507_520) // (5 * 17_301_504) == 19
+    tiny = {"lmcache.object_groups": "separate", "lmcache.l1.size_gib": 0.25}
+    assert plan("super-recommended", settings=tiny)["sizes"]["mean_chunks_at_once"] == 0
