@@ -28,6 +28,7 @@ def batches(files: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
+    TRANSFERS_FILES = True
     _supports_check_mode = True
     _supports_async = False
 
@@ -36,7 +37,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         arguments = dict(self._task.args)
         sources = arguments.get("sources") or {}
         files = []
-        for model, paths in (arguments.get("get") or {}).items():
+        for model, paths in (arguments.get("to_copy") or {}).items():
             for path in paths:
                 source = os.path.realpath(os.path.join(sources.get(model) or "/nonexistent", path))
                 if not os.path.isfile(source):
@@ -50,23 +51,21 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return result
         placed: list[str] = []
         rounds = batches(files)
-        folder = self._make_tmp_path() if files else ""
-        try:
-            for number, batch in enumerate(rounds, 1):
-                incoming = {}
-                for index, (key, source) in enumerate(batch):
-                    target = self._connection._shell.join_path(folder, f"{number}-{index}")
-                    self._connection.put_file(source, target)
-                    incoming[key] = target
-                answer = self._execute_module(
-                    module_args={**arguments, "incoming": incoming, "last": number == len(rounds)}, task_vars=task_vars
-                )
-                placed += answer.get("placed") or []
-                result.update(answer)
-                if answer.get("failed"):
-                    break
-        finally:
-            if folder:
-                self._remove_tmp_path(folder, force=True)
+        # Made before run() and removed after it, because of TRANSFERS_FILES.
+        folder = self._connection._shell.tmpdir
+        for number, batch in enumerate(rounds, 1):
+            incoming = {}
+            for index, (key, source) in enumerate(batch):
+                target = self._connection._shell.join_path(folder, f"{number}-{index}")
+                self._connection.put_file(source, target)
+                incoming[key] = target
+            last = number == len(rounds)
+            answer = self._execute_module(
+                module_args={**arguments, "incoming": incoming, "last": last}, task_vars=task_vars
+            )
+            placed += answer.get("placed") or []
+            result.update(answer)
+            if answer.get("failed"):
+                break
         result["placed"] = placed
         return result

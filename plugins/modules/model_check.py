@@ -75,7 +75,7 @@ hashed_bytes:
   type: int
   returned: always
 models:
-  description: For each model C(name), C(missing), C(wrong), C(stale), C(unlisted), C(get).
+  description: For each model C(name), C(missing), C(wrong), C(stale), C(unlisted), C(to_copy).
   type: list
   elements: dict
   returned: always
@@ -159,7 +159,7 @@ def main() -> None:
                 "wrong": one.wrong,
                 "stale": one.stale,
                 "unlisted": one.unlisted,
-                "get": one.get,
+                "to_copy": one.get,
             }
             for one in judged
         ],

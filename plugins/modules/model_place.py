@@ -33,7 +33,7 @@ options:
     description: Folder on the controller for each model name.
     type: dict
     default: {}
-  get:
+  to_copy:
     description: Files to copy for each model name, as goodput.spark.model_check found them.
     type: dict
     default: {}
@@ -59,7 +59,7 @@ EXAMPLES = r"""
   goodput.spark.model_place:
     models: "{{ manifests }}"
     sources: {nano: /data/nano}
-    get: {nano: [config.json]}
+    to_copy: {nano: [config.json]}
 """
 
 RETURN = r"""
@@ -88,7 +88,7 @@ def argument_spec() -> dict[str, Any]:
         "directory": {"type": "path", "default": "/srv/goodput/models"},
         "cache": {"type": "path", "default": "/var/lib/goodput/model_store.json"},
         "sources": {"type": "dict", "default": {}},
-        "get": {"type": "dict", "default": {}},
+        "to_copy": {"type": "dict", "default": {}},
         "incoming": {"type": "dict", "default": {}},
         "last": {"type": "bool", "default": True},
     }
