@@ -588,35 +588,33 @@ def lmcache_checks(health: Answer, config: Answer, status: Answer, words: Sequen
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def show(unit: str) -> dict[str, str]:
-    """The few systemd properties that the checks need."""
-    done = subprocess.run(
-        ["systemctl", "show", "--property=ActiveState,MainPID,NRestarts,InvocationID,UnitFileState", "--", unit],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+def show(units: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The few systemd properties that the checks need, of all units with one call."""
+    if not units:
+        return {}
+    names = "ActiveState,MainPID,NRestarts,InvocationID,UnitFileState"
+    command = ["systemctl", "show", f"--property={names}", "--", *units]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    blocks = [block for block in done.stdout.strip().split("\n\n") if block.strip()]
+    # systemctl answers in the order asked.
+    return {
+        unit: dict(line.partition("=")[::2] for line in block.splitlines())
+        for unit, block in zip(units, [*blocks, *[""] * len(units)], strict=False)
+    }
 
 
-def journal(properties: Mapping[str, str], wanted: str) -> list[str]:
-    """Lines with ``wanted`` that this run of a unit has logged."""
-    invocation = properties.get("InvocationID")
-    if not invocation:
+def runs(properties: Mapping[str, str]) -> bool:
+    """Whether the unit runs or is about to."""
+    return properties.get("ActiveState") in ("active", "activating", "reloading")
+
+
+def journal(invocations: Sequence[str], wanted: str) -> list[str]:
+    """Lines with ``wanted`` that these runs of units have logged, with the unit's name; one call for all."""
+    known = [f"_SYSTEMD_INVOCATION_ID={invocation}" for invocation in invocations if invocation]
+    if not known:
         return []
-    done = subprocess.run(
-        [
-            "journalctl",
-            "--quiet",
-            "--no-pager",
-            "--output=cat",
-            f"--grep={re.escape(wanted)}",
-            f"_SYSTEMD_INVOCATION_ID={invocation}",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["journalctl", "--quiet", "--no-pager", "--output=short", f"--grep={re.escape(wanted)}", *known]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return [line for line in done.stdout.splitlines() if line]
 
 
@@ -651,7 +649,7 @@ def unit_checks(unit: str, properties: Mapping[str, str], running: Sequence[str]
     return rows
 
 
-def unpublished_checks(unit: str, lines: Sequence[str]) -> list[Check]:
+def unpublished_checks(lines: Sequence[str]) -> list[Check]:
     """The router drops events of another block size with only this line in a log."""
     remedy = "block sizes of worker and router differ; set one --block-size in the plan and restart both"
-    return [row(f"{unit} log: {UNPUBLISHED}", lines[-1] if lines else 0, 0, remedy, not lines)]
+    return [row(f"log lines with {UNPUBLISHED!r}", lines[-1] if lines else 0, 0, remedy, not lines)]

@@ -37,6 +37,11 @@ options:
     type: list
     elements: str
     default: []
+  units:
+    description: Units to look at. RV(idle_units) names those that do not both run and start at boot.
+    type: list
+    elements: str
+    default: []
   built:
     description:
       - Whether the layers below have really been built. Without it only the ports are checked, which is all that a dry
@@ -81,6 +86,16 @@ missing_packages:
   type: list
   elements: str
   returned: always
+idle_units:
+  description: Those of O(units) that do not run or do not start at boot.
+  type: list
+  elements: str
+  returned: always
+running_units:
+  description: Those of O(units) that run or start at boot.
+  type: list
+  elements: str
+  returned: always
 checks:
   description: Every check with C(check), C(ok), C(found), C(required) and C(remedy).
   type: list
@@ -102,6 +117,7 @@ def main() -> None:
             "paths": {"type": "dict", "default": {}},
             "space": {"type": "dict"},
             "packages": {"type": "list", "elements": "str", "default": []},
+            "units": {"type": "list", "elements": "str", "default": []},
             "built": {"type": "bool", "default": True},
             "fail_on_state": {"type": "bool", "default": True},
             "proc_root": {"type": "path", "default": "/proc"},
@@ -135,6 +151,10 @@ def main() -> None:
     reason = logic.reason(checks)
     result: dict[str, Any] = {"state": "failed" if reason else "ok", "reason": reason, "checks": checks}
     result["missing_packages"] = logic.missing_packages(params["packages"])
+    states = logic.show(params["units"])
+    runs = {name: (logic.runs(state), state.get("UnitFileState") == "enabled") for name, state in states.items()}
+    result["idle_units"] = [name for name, both in runs.items() if not all(both)]
+    result["running_units"] = [name for name, both in runs.items() if any(both)]
     if reason and params["fail_on_state"]:
         module.fail_json(msg=reason, **result)
     module.exit_json(changed=False, **result)

@@ -420,9 +420,25 @@ def test_command_line_of_a_real_process() -> None:
 
 
 def test_dropped_events_in_a_log_fail() -> None:
-    assert failed(serving.unpublished_checks("goodput-worker", [])) == []
-    checks = serving.unpublished_checks("goodput-worker", ["WARN Block not published. Block size must be 16"])
-    assert failed(checks) == ["goodput-worker log: Block not published"]
+    assert failed(serving.unpublished_checks([])) == []
+    checks = serving.unpublished_checks(["spark1 python3: WARN Block not published. Block size must be 16"])
+    assert failed(checks) == ["log lines with 'Block not published'"]
+    assert serving.journal(["", ""], "x") == []
+
+
+def test_show_keeps_the_order_of_systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "systemctl"
+    tool.write_text("#!/bin/sh\nprintf 'ActiveState=active\\nMainPID=7\\n\\nActiveState=inactive\\nMainPID=0\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    states = serving.show(["a", "b", "c"])
+    assert states == {
+        "a": {"ActiveState": "active", "MainPID": "7"},
+        "b": {"ActiveState": "inactive", "MainPID": "0"},
+        "c": {},
+    }
+    assert [serving.runs(state) for state in states.values()] == [True, False, False]
+    assert serving.show([]) == {}
 
 
 def test_reason_joins_only_failures() -> None:
