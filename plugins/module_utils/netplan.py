@@ -505,10 +505,13 @@ class Commit:
         """True once the activation has run to its end."""
         return (self.dir / "applied").exists()
 
-    def disarm(self) -> None:
-        """Confirm the change: stop the timer and drop the backup."""
+    def disarm(self) -> bool:
+        """Confirm the change: stop the timer and drop the backup; False where the timer was faster."""
         self.run(["systemctl", "stop", f"{ROLLBACK_UNIT}.timer"])
+        if self.state() != "armed":
+            return False
         shutil.rmtree(self.dir, ignore_errors=True)
+        return True
 
     def rollback(self) -> None:
         """Go back now and wait for it. Runs in a unit of its own, since the connection may break on the way."""

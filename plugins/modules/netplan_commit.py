@@ -9,14 +9,12 @@ DOCUMENTATION = r"""
 module: netplan_commit
 short_description: Change netplan files so that an unconfirmed change undoes itself
 description:
-  - V(applied) saves what it will touch, starts a systemd timer that puts everything back after
-    O(rollback_seconds), writes
-    O(files), lets C(netplan generate) read them, and activates O(interfaces) in a unit of its own. It returns at once.
-  - V(confirmed), in a later task, waits until the interfaces have their addresses and MTU and the peers
-    answer, and only
-    then stops the timer. Where they do not, it goes back at once and fails. If the controller can not reach
-    the node any
-    more, the timer goes back by itself.
+  - V(applied) saves what it will touch, starts a systemd timer that puts everything back after O(rollback_seconds),
+    writes O(files), lets C(netplan generate) read them, and activates O(interfaces) in a unit of its own. It returns at
+    once.
+  - V(confirmed), in a later task, waits until the interfaces have their addresses and MTU and the peers answer, and
+    only then stops the timer. Where they do not in time, the timer puts everything back and the task fails. If the
+    controller can not reach the node any more, the timer does so by itself.
   - Only O(interfaces) are activated, through NetworkManager or systemd-networkd, whichever netplan generated files for.
     C(netplan apply) would disconnect and restart more, management included; it is kept for a rollback after which an
     address is still missing.
@@ -70,13 +68,9 @@ options:
     type: bool
     default: false
   rollback_seconds:
-    description: Time until an unconfirmed change is undone.
+    description: Time until an unconfirmed change is undone, and so the time that V(confirmed) has.
     type: int
     default: 180
-  confirm_seconds:
-    description: How long V(confirmed) waits for the interfaces and peers.
-    type: int
-    default: 60
   root:
     description: Root of /etc and /var, for tests.
     type: path
@@ -147,16 +141,18 @@ def silent_peers(run: netplan.Runner, interfaces: list[dict[str, Any]]) -> list[
 
 
 def confirm(commit: netplan.Commit, run: netplan.Runner, interfaces: list[dict[str, Any]], seconds: int) -> list[str]:
-    """Wait for the interfaces; returns what is still wrong after `seconds`."""
+    """Wait for the interfaces until the timer undoes the change, `seconds` at most; returns what was wrong at last."""
     end = time.monotonic() + seconds
-    while True:
-        if commit.state() != "armed":
-            return ["the timer has undone the change: it was not confirmed in time"]
+    wrong = ["it was not confirmed in time"]
+    while commit.state() == "armed" and time.monotonic() < end:
         wrong = [] if commit.applied() else ["the activation is still running"]
         wrong = wrong or netplan.drift(netplan.links(run), interfaces) or silent_peers(run, interfaces)
-        if not wrong or time.monotonic() > end:
-            return wrong
+        if not wrong and commit.disarm():
+            return []
         time.sleep(1)
+    while commit.state() == "rolling back" and time.monotonic() < end + 120:
+        time.sleep(1)
+    return wrong or ["it was confirmed too late"]
 
 
 def argument_spec() -> dict[str, Any]:
@@ -177,7 +173,6 @@ def argument_spec() -> dict[str, Any]:
         "interfaces": {"type": "list", "elements": "dict", "options": interface, "default": []},
         "consent": {"type": "bool", "default": False},
         "rollback_seconds": {"type": "int", "default": 180},
-        "confirm_seconds": {"type": "int", "default": 60},
         "root": {"type": "path", "default": "/"},
     }
 
@@ -215,7 +210,7 @@ def main() -> None:
     if state == "confirmed":
         if module.check_mode:
             module.exit_json(changed=False, **result)
-        wrong = confirm(commit, run, interfaces, params["confirm_seconds"])
+        wrong = confirm(commit, run, interfaces, params["rollback_seconds"])
         if wrong:
             if commit.state() == "armed":
                 commit.rollback()
@@ -224,7 +219,6 @@ def main() -> None:
                 f"See: journalctl -u {netplan.APPLY_UNIT} -u {netplan.ROLLBACK_UNIT}",
                 **{**result, "reasons": wrong},
             )
-        commit.disarm()
         module.exit_json(changed=True, **result)
 
     files: dict[str, str | None] = dict(params["files"])
@@ -243,12 +237,6 @@ def main() -> None:
         module.fail_json(
             msg=f"A network change is needed ({'; '.join(result['reasons'])}) and consent is missing. Set "
             "rdma_netplan_apply: true to allow it; it undoes itself unless it is confirmed.",
-            **result,
-        )
-    if params["confirm_seconds"] >= params["rollback_seconds"]:
-        module.fail_json(
-            msg=f"rollback_seconds ({params['rollback_seconds']}) must be longer than confirm_seconds "
-            f"({params['confirm_seconds']}), or the change is undone while it is being confirmed.",
             **result,
         )
     shown = [
