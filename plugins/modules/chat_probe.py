@@ -85,20 +85,49 @@ answers:
   elements: dict
   returned: when not skipped
   contains:
-    state: {description: As RV(state)., type: str}
-    reason: {description: Why it is not ok., type: str}
-    status: {description: HTTP status; 0 without an answer., type: int}
-    text: {description: The answer., type: str}
-    reasoning: {description: Reasoning content of the answer., type: str}
-    finish_reason: {description: For example C(length)., type: str}
-    done: {description: Whether C([DONE]) came., type: bool}
-    chunks: {description: Data chunks of the stream., type: int}
-    prompt_tokens: {description: From the usage chunk., type: int}
-    completion_tokens: {description: From the usage chunk., type: int}
-    cached_tokens: {description: Prompt tokens read from a cache; null when the server does not say., type: int}
-    workers: {description: Hexadecimal ids of the Dynamo workers that answered., type: list, elements: str}
-    seconds: {description: Until the end of the stream., type: float}
-    first_chunk_seconds: {description: Until the first text., type: float}
+    state:
+      description: As RV(state).
+      type: str
+    reason:
+      description: Why it is not ok.
+      type: str
+    status:
+      description: HTTP status; 0 without an answer.
+      type: int
+    text:
+      description: The answer.
+      type: str
+    reasoning:
+      description: Reasoning content of the answer.
+      type: str
+    finish_reason:
+      description: For example C(length).
+      type: str
+    done:
+      description: Whether C([DONE]) came.
+      type: bool
+    chunks:
+      description: Data chunks of the stream.
+      type: int
+    prompt_tokens:
+      description: From the usage chunk.
+      type: int
+    completion_tokens:
+      description: From the usage chunk.
+      type: int
+    cached_tokens:
+      description: Prompt tokens read from a cache; null when the server does not say.
+      type: int
+    workers:
+      description: Hexadecimal ids of the Dynamo workers that answered.
+      type: list
+      elements: str
+    seconds:
+      description: Until the end of the stream.
+      type: float
+    first_chunk_seconds:
+      description: Until the first text.
+      type: float
 """
 
 from typing import Any
@@ -109,20 +138,21 @@ from ansible_collections.goodput.spark.plugins.module_utils import chat_probe as
 ORDER = ("failed", "incomplete", "ok")
 
 
+def argument_spec() -> dict[str, Any]:
+    return {
+        "url": {"type": "str", "required": True},
+        "model": {"type": "str", "required": True},
+        "prompt": {"type": "str"},
+        "prompt_words": {"type": "int", "default": 40},
+        "max_tokens": {"type": "int", "default": 16},
+        "repeat": {"type": "int", "default": 1},
+        "timeout_seconds": {"type": "int", "default": 120},
+        "fail_on_state": {"type": "bool", "default": True},
+    }
+
+
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            "url": {"type": "str", "required": True},
-            "model": {"type": "str", "required": True},
-            "prompt": {"type": "str"},
-            "prompt_words": {"type": "int", "default": 40},
-            "max_tokens": {"type": "int", "default": 16},
-            "repeat": {"type": "int", "default": 1},
-            "timeout_seconds": {"type": "int", "default": 120},
-            "fail_on_state": {"type": "bool", "default": True},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     params: dict[str, Any] = module.params
     for name in ("prompt_words", "max_tokens", "repeat", "timeout_seconds"):
         if params[name] < 1:

@@ -109,21 +109,22 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.goodput.spark.plugins.module_utils import serving as logic
 
 
+def argument_spec() -> dict[str, Any]:
+    return {
+        "ports": {"type": "list", "elements": "dict", "default": []},
+        "mounts": {"type": "dict", "default": {}},
+        "paths": {"type": "dict", "default": {}},
+        "space": {"type": "dict"},
+        "packages": {"type": "list", "elements": "str", "default": []},
+        "units": {"type": "list", "elements": "str", "default": []},
+        "built": {"type": "bool", "default": True},
+        "fail_on_state": {"type": "bool", "default": True},
+        "proc_root": {"type": "path", "default": "/proc"},
+    }
+
+
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            "ports": {"type": "list", "elements": "dict", "default": []},
-            "mounts": {"type": "dict", "default": {}},
-            "paths": {"type": "dict", "default": {}},
-            "space": {"type": "dict"},
-            "packages": {"type": "list", "elements": "str", "default": []},
-            "units": {"type": "list", "elements": "str", "default": []},
-            "built": {"type": "bool", "default": True},
-            "fail_on_state": {"type": "bool", "default": True},
-            "proc_root": {"type": "path", "default": "/proc"},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     params: dict[str, Any] = module.params
     wanted: dict[int, dict[str, str]] = {}
     for entry in params["ports"]:

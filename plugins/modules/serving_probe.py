@@ -158,19 +158,20 @@ def completion_rows(wanted: dict[str, Any]) -> tuple[list[logic.Check], dict[str
     return rows + events, answer.facts() | {"addresses": [known.get(worker, "unknown") for worker in answer.workers]}
 
 
+def argument_spec() -> dict[str, Any]:
+    return {
+        "units": {"type": "list", "elements": "dict", "default": []},
+        "quiet_units": {"type": "list", "elements": "str", "default": []},
+        "lmcache": {"type": "dict"},
+        "worker": {"type": "dict"},
+        "frontend": {"type": "dict"},
+        "timeout_seconds": {"type": "int", "default": 60},
+        "fail_on_state": {"type": "bool", "default": True},
+    }
+
+
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            "units": {"type": "list", "elements": "dict", "default": []},
-            "quiet_units": {"type": "list", "elements": "str", "default": []},
-            "lmcache": {"type": "dict"},
-            "worker": {"type": "dict"},
-            "frontend": {"type": "dict"},
-            "timeout_seconds": {"type": "int", "default": 60},
-            "fail_on_state": {"type": "bool", "default": True},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     params: dict[str, Any] = module.params
     if module.check_mode:
         module.exit_json(changed=False, state="skipped", reason="check mode")
