@@ -6,7 +6,7 @@ Every integer literal and every floor or ceiling division in the formula modules
 child processes of one warm interpreter: the module is compiled from the changed tree and put in place before the tests
 are imported. Exit 0: every mutant was noticed (or is listed in EQUIVALENT with its reason). 1: some survived.
 
-    .venv/bin/python tests/mutation/mutate_kv_plan.py [--module geometry] [--jobs 1] [--both]
+    .venv/bin/python tests/mutation/mutate_kv_plan.py [--module geometry] [--both]
 """
 
 from __future__ import annotations

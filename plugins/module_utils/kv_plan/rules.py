@@ -210,10 +210,11 @@ def _kv002(ctx: Context) -> Iterator[Hit]:
     size = ctx.sizes
     limit = ctx.profile.serving.max_model_len_tokens
     if ctx.profile.engine == "vllm" and limit < 2 * size.block_size_tokens:
+        smaller = ", or use a 2-byte dtypes.ssm, which halves the block" if ctx.profile.dtypes.ssm == "float32" else ""
         yield Hit(
             f"max_model_len {limit:,} tokens",
             f"at least 2 x block = {2 * size.block_size_tokens:,} tokens",
-            "raise serving.max_model_len_tokens, or use a 2-byte SSM dtype, which halves the block",
+            f"set serving.max_model_len_tokens to at least {2 * size.block_size_tokens}{smaller}",
         )
 
 
@@ -259,8 +260,8 @@ def _kv004(ctx: Context) -> Iterator[Hit]:
             f"L1 {_gib(size.l1_bytes)} = {size.l1_chunks} chunks, {size.store_reserve_chunks} of them for stores on"
             " their way to disk",
             f"{_prefix(ctx)} + {size.store_reserve_chunks} = {_gib(needed)}",
-            f"set lmcache.l1.size_gib to at least {_gib_up(needed)}, or load.longest_prompt_tokens to at most"
-            f" {longest:,} if longer prompts need no restore",
+            f"set lmcache.l1.size_gib to at least {_gib_up(needed)}"
+            + (f", or load.longest_prompt_tokens to {longest} if longer prompts need no restore" if longest else ""),
         )
 
 
@@ -449,7 +450,8 @@ def _kv011(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"L2 path {path} lies under {root}", own, "set lmcache.l2.path to the mount that the role nvme_l2 makes"
             )
-    if path.count("/") < 2 and path != "":
+    own_mount = all(node.l2_filesystem is not None and node.l2_filesystem.mount == path for node in ctx.nodes)
+    if path.count("/") < 2 and path != "" and not own_mount:
         yield Hit(
             f"L2 path {path} is a top-level directory of the root filesystem", own, "set lmcache.l2.path to a mount"
         )
@@ -773,7 +775,7 @@ def _kv021(ctx: Context) -> Iterator[Hit]:
         yield Hit(
             f"{len(ctx.nodes)} segments of {lmcache.l2.mooncake_segment_gib:g} GiB hold {prefixes} longest prompts at a"
             " watermark of 0.9",
-            f"more than {2 * sessions}, twice the {sessions} sessions served",
+            f"at least {2 * sessions}, twice the {sessions} sessions served",
             "set lmcache.l2.mooncake_ssd_offload: true with a capacity, or lmcache.l2.adapter: fs_native",
         )
 

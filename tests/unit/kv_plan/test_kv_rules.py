@@ -211,3 +211,30 @@ def test_ttl_must_exceed_the_delay() -> None:
 def test_documents_are_generated_from_the_table() -> None:
     text = plan_view.rules_markdown(RULES.values(), {rule.id: example_plan(rule) for rule in RULES.values()})
     assert (files.ROOT / "docs/rules.md").read_text() == text, "run: goodput plan rules --markdown > docs/rules.md"
+
+
+def test_remedies_are_right_at_their_word() -> None:
+    """The number in a remedy is one that works."""
+    small = plan("super-recommended", settings={"lmcache.l1.size_gib": 3})
+    assert "size_gib to at least 4," in message(small, "KV004")
+    assert plan("super-recommended", settings={"lmcache.l1.size_gib": 4})["ok"]
+    shorter = {"lmcache.l1.size_gib": 3, "load.longest_prompt_tokens": 97152}
+    assert "longest_prompt_tokens to 97152" in message(small, "KV004")
+    assert plan("super-recommended", settings=shorter)["ok"]
+    nothing = plan("super-recommended", settings={"lmcache.l1.size_gib": 0.5})
+    assert "longest_prompt_tokens" not in message(nothing, "KV004")
+    large = {"serving.kv_cache_bytes": 40_000_000_000}
+    assert "kv_cache_bytes by 21,000,000,000" in message(plan("super-kv12-l18", settings=large), "KV012")
+    assert plan("super-kv12-l18", settings={"serving.kv_cache_bytes": 19_000_000_000})["ok"]
+    flight = plan("super-kv12-l18", settings={"lmcache.prefetch_max_in_flight": 4})
+    assert "size_gib to 13" in message(flight, "KV005")
+    room = {"lmcache.prefetch_max_in_flight": 4, "lmcache.l1.size_gib": 13}
+    assert "KV005" not in refused(plan("super-kv12-l18", settings=room))
+    wide = {"serving.max_model_len_tokens": 8192, "load.typical_prompt_tokens": 4096}
+    assert "2-byte" not in message(plan("super-recommended", settings=wide), "KV002")
+    assert "2-byte" in message(plan("super-recommended", settings=wide | {"dtypes.ssm": "float32"}), "KV002")
+
+
+def test_a_top_level_mount_of_its_own_is_fine() -> None:
+    own = L2Filesystem("/lmcache", 3000 * GIB)
+    assert judged({"lmcache.l2.path": "/lmcache"}, l2_filesystem=own)["ok"]
