@@ -218,7 +218,7 @@ def matrix(console: Console, rows: Mapping[str, Mapping[str, str]], models: Sequ
 def flattened(value: Any, prefix: str = "") -> dict[str, str]:
     """Nested data as dotted keys."""
     if isinstance(value, Mapping):
-        result = {}
+        result: dict[str, str] = {}
         for key, item in value.items():
             result |= flattened(item, f"{prefix}.{key}" if prefix else str(key))
         return result
