@@ -140,7 +140,7 @@ def silent_peers(run: netplan.Runner, interfaces: list[dict[str, Any]]) -> list[
     ]
 
 
-def confirm(commit: netplan.Commit, run: netplan.Runner, interfaces: list[dict[str, Any]], seconds: int) -> list[str]:
+def confirm(commit: netplan.Commit, run: netplan.Runner, interfaces: list[dict[str, Any]], seconds: float) -> list[str]:
     """Wait for the interfaces until the timer undoes the change, `seconds` at most; returns what was wrong at last."""
     end = time.monotonic() + seconds
     wrong = ["it was not confirmed in time"]

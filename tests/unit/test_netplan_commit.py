@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.goodput.spark.plugins.module_utils import netplan
+from ansible_collections.goodput.spark.plugins.modules import netplan_commit
 
 RAILS = {"enp1s0f0np0": "4c:bb:47:00:42:30", "enP2p1s0f0np0": "4c:bb:47:00:42:34"}
 OURS = "90-goodput-rails.yaml"
@@ -179,6 +180,7 @@ case "$(basename "$0") $*" in
     "nmcli -g GENERAL.STATE,GENERAL.CON-UUID device show "*) printf '%s\\n%s\\n' "$NM_STATE" "$NM_UUID" ;;
     "nmcli -g GENERAL.STATE device show "*) echo "$NM_STATE" ;;
     "sleep "*) ;;
+    "ping "*) [ -n "${PEERS:-}" ] || exit 1 ;;
 esac
 """
 
@@ -191,7 +193,7 @@ class Guest:
         self.root.mkdir()
         self.log.touch()
         (root / "bin").mkdir()
-        for name in ("systemctl", "systemd-run", "netplan", "ip", "nmcli", "networkctl", "sleep"):
+        for name in ("systemctl", "systemd-run", "netplan", "ip", "nmcli", "networkctl", "sleep", "ping"):
             stub = put(root, f"bin/{name}", STUB)
             stub.chmod(0o755)
         links = [{"ifname": "r0", "mtu": 1500, "flags": ["BROADCAST", "UP"], "addr_info": []}]
@@ -370,3 +372,38 @@ def test_release_goes_back_to_the_state_before_the_first_change(guest: Guest) ->
     assert "ip link set dev r0 mtu 1500" in guest.asked()
     assert not (guest.root / "var/lib/goodput").exists()
     assert not guest.commit.release()
+
+
+WANTED = [{"netdev": "r0", "cidr": "", "mtu_bytes": 1500, "peers": ["192.168.100.2"]}]
+
+
+def test_confirmed_when_links_and_peers_are_right(guest: Guest) -> None:
+    armed(guest)
+    (guest.commit.dir / "applied").touch()
+    guest.env["PEERS"] = "yes"
+    assert netplan_commit.confirm(guest.commit, guest.run, WANTED, 5) == []
+    assert guest.commit.state() == ""
+
+
+@pytest.mark.parametrize(
+    ("applied", "mtu", "said"),
+    [
+        (False, 1500, "the activation is still running"),
+        (True, 9000, "r0 has MTU 1500, wanted 9000"),
+        (True, 1500, "192.168.100.2 does not answer through r0"),
+    ],
+)
+def test_not_confirmed_says_why_and_stays_armed(guest: Guest, applied: bool, mtu: int, said: str) -> None:
+    armed(guest)
+    if applied:
+        (guest.commit.dir / "applied").touch()
+    assert netplan_commit.confirm(guest.commit, guest.run, [{**WANTED[0], "mtu_bytes": mtu}], 0.1) == [said]
+    assert guest.commit.state() == "armed"
+
+
+def test_a_late_confirmation_does_not_pass(guest: Guest) -> None:
+    armed(guest)
+    (guest.commit.dir / "applied").touch()
+    guest.script("rollback.sh")
+    guest.env["PEERS"] = "yes"
+    assert netplan_commit.confirm(guest.commit, guest.run, WANTED, 5) == ["it was not confirmed in time"]
