@@ -247,3 +247,34 @@ def test_worker_metrics_listen_on_management(host: Any, sh: Callable[..., Any], 
     "The worker's system port listens on the management address only"
     lines = sh({"listen": "ss -Hltn 'sport = :9091'"})["listen"].stdout.splitlines()
     check([line.split()[3] for line in lines], [f"{address(host)}:9091"], AGAIN, unit=WORKER)
+
+
+def test_a_stranger_reaches_only_the_frontend(site: Site, nodes: list[Any], sh: Callable[..., Any], check: Any) -> None:
+    "From another address than the nodes' management addresses only the frontend answers"
+    if len(nodes) == 1:
+        pytest.skip("only one node is in this run, so nobody can ask from outside")
+    client, server = nodes[1], address(site.first)
+    # A rail address of the second node is no management address: to the units it is a stranger.
+    rails = (
+        "for d in $(rdma link show | sed -n 's/.* netdev \\([^ ]*\\).*/\\1/p'); do ip -4 -o address show dev $d; done"
+    )
+    own = re.findall(r"inet ([\d.]+)", sh({"rails": rails}, node=client)["rails"].stdout)
+    stranger = next((found for found in own if found != address(client)), "")
+    if not stranger:
+        pytest.skip("the second node has no rail address to ask from")
+    port = flag(site.words, "--http-port", "8000")
+    urls = {"frontend": f"http://{server}:{port}/live", "LMCache": f"http://{server}:9500/healthcheck"}
+    urls |= {"worker": f"http://{server}:9091/health", "discovery": f"http://{server}:2379/health"}
+    ask = "curl -s -m 5 --noproxy '*' -o /dev/null -w '%{http_code}'"
+    commands = {name: f"{ask} --interface {stranger} {url}" for name, url in urls.items()}
+    answers = sh(commands | {"node": f"{ask} {urls['LMCache']}"}, node=client, fresh=True)
+    if answers["frontend"].stdout != "200":
+        pytest.skip(f"{stranger} does not reach the frontend either, so nothing follows from silence")
+    check(answers["node"].stdout, "200", "read `journalctl -u goodput-lmcache`", what="LMCache, asked by a node")
+    for name in ("LMCache", "worker", "discovery"):
+        check(
+            answers[name].stdout,
+            "000",
+            f"IPAddressDeny of its unit does not hold; {AGAIN}",
+            what=f"{name}, by a stranger",
+        )
