@@ -25,6 +25,16 @@ def mocker(words: list[str]) -> dict[str, Any]:
     return {"block_size": found.block_size, "num_gpu_blocks": found.num_gpu_blocks}
 
 
+def worker(words: list[str]) -> dict[str, Any]:
+    """The arguments that every Dynamo worker takes beside its engine's."""
+    from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    DynamoRuntimeArgGroup().add_arguments(parser)
+    found = parser.parse_args(words)
+    return {"planes": [found.discovery_backend, found.request_plane, found.event_plane]}
+
+
 def frontend(words: list[str]) -> dict[str, Any]:
     from dynamo.frontend.frontend_args import FrontendArgGroup, FrontendConfig
 
@@ -44,10 +54,10 @@ def main() -> None:
         real(self, *args, **{**kwargs, "allow_abbrev": False})
 
     argparse.ArgumentParser.__init__ = exact  # type: ignore[method-assign]
-    answer: dict[str, Any] = {"mocker": [], "frontend": []}
+    answer: dict[str, Any] = {name: [] for name in request}
     try:
-        for name, function in (("mocker", mocker), ("frontend", frontend)):
-            for words in request[name]:
+        for name, function in (("mocker", mocker), ("worker", worker), ("frontend", frontend)):
+            for words in request.get(name, []):
                 try:
                     result = function(words)
                     answer[name].append(result | {"arguments": sum(word.startswith("--") for word in words)})

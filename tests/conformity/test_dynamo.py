@@ -1,4 +1,7 @@
-"""The real Dynamo 1.6.1: its mocker and frontend parsers take what we render for them."""
+"""The real Dynamo 1.6.1: its mocker, worker and frontend parsers take what we render for them.
+
+Of a vLLM worker only Dynamo's own arguments are checked here (the archive has no vLLM); vLLM's are in test_vllm.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,26 @@ def test_every_argument_is_accepted(runtime: Ask) -> None:
     plans = {name: plan(name) for name in files.names_in(files.PROFILES)}
     plans["round-robin"] = plan("super-recommended", settings={"router.mode": "round-robin"})
     mockers = [item for item in plans.values() if item["inputs"]["profile"]["engine"] == "mocker"]
+    engines = [item for item in plans.values() if item["inputs"]["profile"]["engine"] == "vllm"]
+    own = [item["dynamo_worker_args"][: -len(item["vllm_args"])] for item in engines]
     answer = runtime(
         "dynamo_child.py",
         {
+            "worker": [filled(words) + PLANES for words in own],
             "mocker": [filled(item["dynamo_worker_args"]) + PLANES for item in mockers],
             "frontend": [filled(item["dynamo_frontend_args"]) + PLANES for item in plans.values()],
         },
     )
-    assert [found for found in answer["mocker"] + answer["frontend"] if "error" in found] == []
+    assert [found for name in answer for found in answer[name] if "error" in found] == []
     for item, found in zip(mockers, answer["mocker"], strict=True):
         assert found["block_size"] == item["sizes"]["block_size_tokens"]
         assert found["num_gpu_blocks"] == item["sizes"]["kv_blocks"]
     for item, found in zip(plans.values(), answer["frontend"], strict=True):
         assert found["router_mode"] == item["inputs"]["profile"]["router"]["mode"]
-    count = sum(found["arguments"] for found in answer["mocker"] + answer["frontend"])
-    print(f"\nDynamo 1.6.1 accepted {count} arguments in {len(mockers)} mockers and {len(plans)} frontends")
-    assert mockers and count > 80
+    count = sum(found["arguments"] for name in answer for found in answer[name])
+    what = ", ".join(f"{len(answer[name])} {name}s" for name in answer)
+    print(f"\nDynamo 1.6.1 accepted {count} arguments ({what})")
+    assert mockers and engines and count > 120
 
 
 @pytest.mark.parametrize(

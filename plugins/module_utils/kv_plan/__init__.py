@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """The cache planner: ``profile + model geometry + node memory -> plan``.
 
 Pure: only ``files`` reads files. Used by the filter ``goodput.spark.kv_plan``, the command ``goodput plan`` and tests.

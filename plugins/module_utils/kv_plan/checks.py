@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """Input checks shared by the planner: one error type, one way to say what was found, the rule and the remedy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """vLLM's device arena: blocks, groups, capacity in tokens, what a repeated prompt hits.
 
 Source: vLLM 0.23.0 ``kv_cache_utils`` (group builder, ``get_max_concurrency_for_kv_cache_config``); the token counts of

@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """Read profiles, models and node facts. The only part of the planner that touches files; it runs on the controller.
 
 pydantic checks types and unknown keys against the dataclasses of ``profile``; without pydantic installed there is one

@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """What a model needs per token: attention and Mamba bytes, vLLM's unified block, LMCache's chunk.
 
 A hybrid Mamba-2 model keeps a growing KV cache for its attention layers and a fixed recurrent state for its Mamba

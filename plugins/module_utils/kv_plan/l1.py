@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """LMCache's host tier: what it holds, what it can stage at once, and what really happens when it is too small.
 
 All figures count L1 in slots of one chunk. The three behaviours that decide everything were measured on LMCache 0.5.2

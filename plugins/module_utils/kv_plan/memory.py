@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """The memory budget of a node: every byte of MemTotal has a name, and the lines sum to MemTotal.
 
 A GB10 has one memory for CPU and GPU, so weights, KV, L1, page cache and the control plane compete. Pod limits do not

@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """``profile + model + nodes -> plan``: the one function that decides sizes, flags and whether it may run."""
 
 from __future__ import annotations

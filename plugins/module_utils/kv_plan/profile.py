@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """A serving arrangement as data. The dataclasses are the schema: types, defaults and ranges, in the units of the name.
 
 ``files.load_profile`` fills them from YAML (pydantic checks types and unknown keys); ranges are checked here, so a

@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """Argument lists and environment of every process. What stands here is what runs; roles fill in the placeholders.
 
 Placeholders, filled in on each node: ``{management_address}``, ``{node}``, ``{first_node_address}``, ``{model_path}``,

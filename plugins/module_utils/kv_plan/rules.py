@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """The rules: each one condition, with the numbers found, what is required, what to change and the report behind it.
 
 ``RULES`` is the only list of them; docs/rules.md and ``goodput plan explain`` are generated from it. Ids are stable:

@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """Search for arrangements: enumerate, keep what the rules allow, rank by one stated objective.
 
 Objective: the number of distinct longest prompts that a node can serve without computing them again, counted as those

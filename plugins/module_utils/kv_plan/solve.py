@@ -1,3 +1,4 @@
+# Apache-2.0 (see LICENSE)
 """Resolve a profile for a model and nodes: every ``auto`` gets a value, every size is computed.
 
 The solver only finds values; whether they are allowed is asked of the rules, so a value given by hand and a solved one
