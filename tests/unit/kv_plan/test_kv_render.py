@@ -168,3 +168,15 @@ def test_filter_compares_with_the_running_engine() -> None:
         kv_plan("super-recommended", "super", NODES, observed_block_tokens=8320)
     with pytest.raises(AnsibleFilterError, match="unknown key"):
         kv_plan("super-recommended", "super", NODES, neighbours=[{"name": "x", "l2_dir": "y"}])
+
+
+@pytest.mark.parametrize("name", files.names_in(files.PROFILES))
+def test_what_the_platform_adds_does_not_contradict_the_plan(name: str) -> None:
+    """The roles add ports, hosts and planes of the node; a flag that both give must have the same value."""
+    result = plan(name)
+    planes = {"--discovery-backend": "etcd", "--request-plane": "tcp", "--event-plane": "zmq"}
+    http = {"--http-host": "0.0.0.0", "--http-port": 8000}
+    serving.arguments(result["dynamo_worker_args"], PLACEHOLDERS, ours=planes)
+    serving.arguments(result["dynamo_frontend_args"], PLACEHOLDERS, ours=planes | http)
+    if result["lmcache_server_args"]:
+        serving.arguments(result["lmcache_server_args"], PLACEHOLDERS, ours={"--port": 5555, "--http-port": 9500})
