@@ -47,9 +47,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result
 
     def _clock(self) -> dict[str, float]:
-        """One sample of the node's clock. No Python and no sudo in between, so the bracket is a round trip wide."""
+        """One sample of the node's clock; no module in between, so the bracket is a round trip wide."""
         sent = time.time()
-        answer = self._low_level_execute_command("date +%s.%N", sudoable=False)
+        answer = self._low_level_execute_command("date +%s.%N")
         received = time.time()
         text = str(answer.get("stdout", "")).strip()
         node = float(text) if re.fullmatch(r"\d+\.\d+", text) else 0.0
