@@ -113,6 +113,16 @@ def test_packets_only_says_what_it_can_not_tell() -> None:
     assert "travels as UDP" in found["tcp"]["note"]
 
 
+def test_a_rate_of_zero_is_computed_from_the_iterations() -> None:
+    """Seen on a loaded guest: 471 iterations, and 0.000000 in both columns."""
+    client, server = proof([0.08, 0.08], "sent_pkts")
+    client["outputs"][0]["text"] = OUTPUT.format(iterations=601, gbps="0.000000", mtu=4096)
+    found = judge(client, server, PAIR)
+    assert [rail["rate_from"] for rail in found["rails"]] == ["iterations", "ib_write_bw"]
+    assert found["rails"][0]["gbps"] == pytest.approx(601 * 65536 * 8 / 6 / 1e9, rel=1e-4)
+    assert found["state"] == "ok"
+
+
 def test_counters_of_one_rail_flat_is_idle_even_if_the_tool_is_content() -> None:
     client, server = proof([95.0, 95.0])
     client["after"]["rails"][1]["sent"] = 0
