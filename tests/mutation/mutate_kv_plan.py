@@ -49,6 +49,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("solve", "middle = (good + bad) // 2", "// -> rounded up"): "either middle ends the search at the same place",
     (
         "solve",
+        "good, bad = 0, (high - low) // step + 1",
+        "0 -> -1",
+    ): "the search tries the first step again, which is known to fit",
+    (
+        "solve",
         "least = max(least, ceil_div(longest_bytes * 1000, room))",
         "ceil_div -> //",
     ): "one byte, rounded up to 256 MiB two lines below",

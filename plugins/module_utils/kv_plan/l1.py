@@ -86,7 +86,7 @@ def evict_once(resident: int, slots_milli: int, watermark_millis: int, ratio_mil
 
 def evict_until_idle(resident: int, slots_milli: int, watermark_millis: int, ratio_millis: int) -> int:
     """Residents when the eviction loop has nothing more to do."""
-    while resident > 0:
+    while resident:
         after = evict_once(resident, slots_milli, watermark_millis, ratio_millis)
         if after == resident:
             break

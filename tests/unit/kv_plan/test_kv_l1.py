@@ -93,6 +93,7 @@ def test_edges_of_a_restore() -> None:
     assert l1.predict_restores(10, 4, [6]) == [Restore(6, 0, 0)]
     assert l1.predict_restores(10, 4, [6, 1]) == [Restore(6, 0, 0), Restore(0, 1, 1)]
     assert l1.predict_restores(10, 4, [6, 6], read_between=True) == [Restore(6, 0, 0)] * 2
+    assert l1.predict_restores(10, 4, [6, 7], read_between=True) == [Restore(6, 0, 0), Restore(0, 7, 1)]
     assert l1.predict_restores(10, 12, [3]) == [Restore(0, 3, 3)]
 
 
@@ -101,6 +102,7 @@ def test_edges_of_the_eviction_loop() -> None:
     assert l1.evict_once(799, 1_000_000, 800, 200) == 799
     assert l1.evict_once(7995, 10_000_000, 800, 200) == 7995
     assert l1.evict_once(4, 4_000, 800, 200) == 3  # a fraction of a key is one key
+    assert l1.evict_once(4995, 5_000_000, 800, 200) == 3996
     assert l1.evict_until_idle(1, 1_000, 500, 200) == 0
     assert l1.evict_until_idle(0, 1_000, 500, 200) == 0
     assert l1.store_into_retaining_l1(0, 5000, 1_000_999, 800, 200, None) == (1000, 1000)
@@ -160,4 +162,6 @@ def test_separate_groups_count_only_where_they_were_seen_to_work() -> None:
     separate = {"lmcache.object_groups": "separate"}
     assert plan("super-recommended", settings=separate)["sizes"]["longest_prefix_bytes"] == 31 * 17_301_504 + 86_507_520
     assert plan("super-kv12-l18", settings=separate)["sizes"]["longest_prefix_bytes"] == 3_218_079_744
+    before = separate | {"versions.lmcache": "0.5.5"}
+    assert plan("super-recommended", settings=before)["sizes"]["longest_prefix_bytes"] == 3_218_079_744
     assert "KV029" in warned(plan("super-recommended", settings=separate))

@@ -270,6 +270,8 @@ def test_plain_attention_has_one_group_and_the_backends_block() -> None:
     assert ModelGeometry("x", 1, 2, 128, 1, 8, 64, 128, 1, 4).hybrid
     sizes = plan("nano-recommended", model="tiny")["sizes"]
     assert (sizes["chunk_size_tokens"], sizes["max_num_batched_tokens"]) == (256, 8192)
+    single = plan("nano-recommended", model="tiny", settings={"block_alignment_tokens": 1})["sizes"]
+    assert single["chunk_size_tokens"] == 256
 
 
 def test_nothing_is_cached_of_an_empty_prompt() -> None:
