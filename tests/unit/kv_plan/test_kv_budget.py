@@ -198,3 +198,38 @@ def test_mean_length_with_separate_groups() -> None:
     assert sizes["mean_chunks_at_once"] == (room - 5 * 86_507_520) // (5 * 17_301_504) == 19
     tiny = {"lmcache.object_groups": "separate", "lmcache.l1.size_gib": 0.25}
     assert plan("super-recommended", settings=tiny)["sizes"]["mean_chunks_at_once"] == 0
+
+
+def test_a_prompt_of_one_token_is_still_a_prompt() -> None:
+    one = {"load.longest_prompt_tokens": 1, "load.typical_prompt_tokens": "auto"}
+    assert plan("super-kv12-l18", settings=one)["sizes"]["typical_prompt_tokens"] == 1
+
+
+def test_the_reachable_share_is_used_up_to_a_hundredth() -> None:
+    """On a node whose percent are whole bytes, utilisation ends exactly at what CUDA reaches."""
+    total = 1250 * 10**8
+    node = Node("a", total, server=True, cuda_free_bytes=total * 74 // 100)
+    result = make_plan(files.load_profile("super-recommended"), files.load_model("super"), [node])
+    assert result["sizes"]["gpu_memory_utilization_percent"] == 74
+    # Engine and KV fill 74 % but for less than one step.
+    used = 74_800_000_000 + 4 * GIB + result["sizes"]["device_bytes"]
+    assert 0 <= total * 74 // 100 - used < 100_000_000
+
+
+@pytest.mark.parametrize(("restores", "l1_gib"), [(1, 60.25), (2, 120.25)])
+def test_retention_rounds_up_to_the_next_step(restores: int, l1_gib: float) -> None:
+    """Exactly 12 GiB of prefix at a fifth guaranteed are 60 GiB; one page more takes the next step."""
+    tokens = 12 * 2**30 // 256
+    settings = {
+        "serving.max_model_len_tokens": tokens + 256,
+        "load.longest_prompt_tokens": tokens + 256,
+        "load.typical_prompt_tokens": tokens + 256,
+        "load.simultaneous_restores": restores,
+        "lmcache.l1.size_gib": "auto",
+        "lmcache.l1.store_reserve_chunks": 0,
+    }
+    model = files.load_model("tiny")
+    node = Node("a", 1024 * GIB, server=True)
+    exact = {key: tokens if str(key).endswith("_tokens") else value for key, value in settings.items()}
+    assert make_plan(files.load_profile("virtual", exact), model, [node])["sizes"]["l1_gib"] == l1_gib - 0.25
+    assert make_plan(files.load_profile("virtual", settings), model, [node])["sizes"]["l1_gib"] == l1_gib
