@@ -233,3 +233,7 @@ def test_retention_rounds_up_to_the_next_step(restores: int, l1_gib: float) -> N
     exact = {key: tokens if str(key).endswith("_tokens") else value for key, value in settings.items()}
     assert make_plan(files.load_profile("virtual", exact), model, [node])["sizes"]["l1_gib"] == l1_gib - 0.25
     assert make_plan(files.load_profile("virtual", settings), model, [node])["sizes"]["l1_gib"] == l1_gib
+    # Where nothing fits, the refused plan shows the least that would do: one prompt.
+    small = make_plan(files.load_profile("virtual", settings), model, [Node("a", 8 * GIB, server=True)])
+    assert refused(small) == {"KV012"}
+    assert small["sizes"]["l1_gib"] == 60.25
