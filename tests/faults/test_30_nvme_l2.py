@@ -9,7 +9,6 @@ from conftest import Pair
 
 NODE = "spark2"
 DISK = "/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_SPARK2L2"
-KEEP = "sha256sum"
 
 
 def refusal(pair: Pair, *words: str, **extra: object) -> None:
@@ -20,6 +19,22 @@ def keep_checksum(pair: Pair) -> str:
     """Of the file on the second NVMe namespace, which nothing may touch."""
     script = "m=$(mktemp -d); mount -o ro /dev/disk/by-label/models $m; sha256sum $m/keep.bin; umount $m; rmdir $m"
     return pair.sh(NODE, script).split()[0]
+
+
+# First: the tests below take the filesystem away.
+@pytest.mark.fault("L2 full")
+def test_full_l2_is_named_with_its_remedy(pair: Pair) -> None:
+    free_bytes = int(pair.sh(NODE, "df -B1 --output=avail /srv/goodput/l2 | tail -1"))
+    pair.sh(NODE, f"fallocate -l {free_bytes - (4 << 20)} /srv/goodput/l2/lmcache/filler")
+    try:
+        outcome = pair.role("nvme_l2", "verify", "--limit", NODE)
+        outcome.failed_with("free", "goodput-lmcache", "spark2")
+        suite, failures = pair.verify("nvme_l2")
+        assert suite.rc == 1 and any(f["node"] == NODE and f["remedy"] for f in failures), suite.text[-3000:]
+    finally:
+        pair.sh(NODE, "rm -f /srv/goodput/l2/lmcache/filler")
+    suite, _ = pair.verify("nvme_l2")
+    suite.succeeded()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +71,7 @@ def test_the_disk_with_a_filesystem_of_somebody_else(pair: Pair, empty_disk: str
 @pytest.mark.parametrize(
     ("make", "undo", "word"),
     [
-        ("echo 'label: gpt' | sfdisk -q {d}", "wipefs -qa {d}", "partition table"),
+        ("apt-get -qq install parted >/dev/null; parted -s {d} mklabel gpt", "wipefs -qa {d}", "partition table"),
         ("mkfs.ext4 -qF {d}; mkdir -p /run/m; mount {d} /run/m", "umount /run/m; wipefs -qa {d}", "mount"),
         (
             "apt-get -qq install lvm2 >/dev/null; pvcreate -q {d} >/dev/null",
@@ -72,18 +87,3 @@ def test_a_disk_that_holds_something(pair: Pair, empty_disk: str, make: str, und
         refusal(pair, word, "SPARK2L2")
     finally:
         pair.sh(NODE, undo.format(d=empty_disk) + "; udevadm settle")
-
-
-@pytest.mark.fault("L2 full")
-def test_full_l2_is_named_with_its_remedy(pair: Pair) -> None:
-    free_bytes = int(pair.sh(NODE, "df -B1 --output=avail /srv/goodput/l2 | tail -1"))
-    pair.sh(NODE, f"fallocate -l {free_bytes - (4 << 20)} /srv/goodput/l2/lmcache/filler")
-    try:
-        outcome = pair.role("nvme_l2", "verify", "--limit", NODE)
-        outcome.failed_with("free", "goodput-lmcache", "spark2")
-        suite, failures = pair.verify("nvme_l2")
-        assert suite.rc == 1 and any(f["node"] == NODE and f["remedy"] for f in failures), suite.text[-3000:]
-    finally:
-        pair.sh(NODE, "rm -f /srv/goodput/l2/lmcache/filler")
-    suite, _ = pair.verify("nvme_l2")
-    suite.succeeded()
