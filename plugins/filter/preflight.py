@@ -10,9 +10,11 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.goodput.spark.plugins.module_utils.preflight import (
+    ERROR,
     Limits,
     Port,
     Report,
+    check_clocks,
     evaluate,
     render_table,
 )
@@ -82,6 +84,15 @@ def preflight(
     return [finding.as_dict() for finding in evaluate(reports, bounds, release_set or {})]
 
 
+def clock_findings(
+    hostvars: Mapping[str, Any], nodes: Sequence[str], register: str, limit_seconds: float = 1.0
+) -> list[dict[str, str]]:
+    """Findings on nodes whose clocks are further apart than the limit; needs only the sample, no facts."""
+    reports = [report_of(name, hostvars[name], register) for name in nodes]
+    findings = check_clocks(reports, Limits(clock_offset_limit_seconds=limit_seconds))
+    return [finding.as_dict() for finding in findings if finding.severity == ERROR]
+
+
 class FilterModule:
     """Filters of the preflight and host roles."""
 
@@ -89,6 +100,7 @@ class FilterModule:
         return {
             "preflight": preflight,
             "preflight_table": render_table,
+            "clock_findings": clock_findings,
             "management_addresses": management_addresses,
             "is_address": is_address,
             "unresolved": unresolved,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import ctypes
 import fnmatch
+import functools
 import hashlib
 import json
 import os
@@ -534,6 +535,11 @@ class Node:
                 return {"uid": int(fields[2]), "gid": int(fields[3]), "home": fields[5], "shell": fields[6]}
         return {}
 
+    def ntp(self) -> dict[str, Any]:
+        """Whether the clock is synchronised, and which time daemons run."""
+        daemons = {NTP_DAEMONS[name] for pid in self.pids() if (name := self.process_name(pid)) in NTP_DAEMONS}
+        return {"synchronised": self.ntp_synchronised(), "daemons": sorted(daemons)}
+
     @staticmethod
     def resolve(name: str) -> list[str]:
         """Addresses a name resolves to on this node, empty if it does not."""
@@ -543,38 +549,47 @@ class Node:
             return []
 
     def collect(
-        self, packages: Iterable[str] = (), units: Iterable[str] = (), user: str = "", names: Iterable[str] = ()
+        self,
+        packages: Iterable[str] = (),
+        units: Iterable[str] = (),
+        user: str = "",
+        names: Iterable[str] = (),
+        sections: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """Everything above.
+        """Everything above, or only the named sections (and whether the probe is root).
 
         ``packages`` adds their versions ("" if not installed), ``units`` their states, ``user`` a passwd entry and
         ``names`` what they resolve to.
         """
-        installed, pending, held = parse_dpkg(read_text(self.root / "var/lib/dpkg/status", 64 << 20))
-        daemons = {NTP_DAEMONS[name] for pid in self.pids() if (name := self.process_name(pid)) in NTP_DAEMONS}
-        return {
-            "as_root": os.geteuid() == 0,
-            "os": self.operating_system(),
-            "driver": self.driver_version(),
-            "memory": self.memory(),
-            "disk": self.disk(),
-            "host_keys": self.host_keys(),
-            "listening": self.listening(),
-            "network": self.network(),
-            "clock_units": self.clock_units(),
-            "foreign_nvml": self.foreign_nvml(),
-            "kubernetes": self.kubernetes(),
-            "packages": {name: installed.get(name, "") for name in packages},
-            "pending_packages": pending,
-            "firmware_updater": {
-                "installed": "mlnx-fw-updater" in installed,
-                "held": "mlnx-fw-updater" in held,
+        status = functools.cache(lambda: parse_dpkg(read_text(self.root / "var/lib/dpkg/status", 64 << 20)))
+        readers: dict[str, Callable[[], Any]] = {
+            "os": self.operating_system,
+            "driver": self.driver_version,
+            "memory": self.memory,
+            "disk": self.disk,
+            "host_keys": self.host_keys,
+            "listening": self.listening,
+            "network": self.network,
+            "clock_units": self.clock_units,
+            "foreign_nvml": self.foreign_nvml,
+            "kubernetes": self.kubernetes,
+            "packages": lambda: {name: status()[0].get(name, "") for name in packages},
+            "pending_packages": lambda: status()[1],
+            "firmware_updater": lambda: {
+                "installed": "mlnx-fw-updater" in status()[0],
+                "held": "mlnx-fw-updater" in status()[2],
             },
-            "units": {name: self.unit_state(name) for name in units},
-            "sleep_targets_masked": self.sleep_targets(),
-            "hosts": self.hosts(),
-            "user": self.account(user) if user else {},
-            "resolved": {name: self.resolve(name) for name in names},
-            "ntp": {"synchronised": self.ntp_synchronised(), "daemons": sorted(daemons)},
-            "clock_seconds": time.time(),
+            "units": lambda: {name: self.unit_state(name) for name in units},
+            "sleep_targets_masked": self.sleep_targets,
+            "hosts": self.hosts,
+            "user": lambda: self.account(user) if user else {},
+            "resolved": lambda: {name: self.resolve(name) for name in names},
+            "ntp": self.ntp,
+            "clock_seconds": time.time,
         }
+        wanted = set(sections)
+        unknown = sorted(wanted - set(readers))
+        if unknown:
+            raise ValueError(f"found sections {', '.join(unknown)}, required some of {', '.join(readers)}")
+        facts = {name: read() for name, read in readers.items() if not wanted or name in wanted}
+        return {"as_root": os.geteuid() == 0, **facts}

@@ -35,6 +35,11 @@ options:
     type: list
     elements: str
     default: []
+  sections:
+    description: Only these parts of RV(node), for roles that ask little. All of them by default.
+    type: list
+    elements: str
+    default: []
   tolerate_failure:
     description:
       - Return V(unreachable) or V(failed) as RV(state) instead of failing, so that one table can name every node.
@@ -176,6 +181,7 @@ def argument_spec() -> dict[str, Any]:
         "packages": names,
         "units": names,
         "resolve": names,
+        "sections": names,
         "user": {"type": "str", "default": ""},
         "tolerate_failure": {"type": "bool", "default": False},
         "root": {"type": "path", "default": "/"},
@@ -188,7 +194,10 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     asked = module.params
     node = Node(Path(asked["root"]), Path(asked["proc_root"]), Path(asked["sysfs_root"]))
-    facts = node.collect(asked["packages"], asked["units"], asked["user"], asked["resolve"])
+    try:
+        facts = node.collect(asked["packages"], asked["units"], asked["user"], asked["resolve"], asked["sections"])
+    except ValueError as problem:
+        module.fail_json(msg=str(problem))
     module.exit_json(
         changed=False,
         state="complete" if facts["as_root"] else "partial",

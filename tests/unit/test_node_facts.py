@@ -374,6 +374,16 @@ def test_an_empty_tree_gives_facts_and_no_error(node: n.Node) -> None:
     assert "127.0.0.1" in facts["resolved"]["localhost"]
 
 
+def test_only_the_asked_sections_are_read(node: n.Node) -> None:
+    def fail(command: list[str]) -> tuple[int, str]:
+        raise AssertionError(command)
+
+    node.run = fail
+    assert sorted(node.collect(sections=["memory", "user"])) == ["as_root", "memory", "user"]
+    with pytest.raises(ValueError, match="found sections memroy, required some of os,"):
+        node.collect(sections=["memroy"])
+
+
 def test_collect_changes_nothing(node: n.Node, tmp_path: Path) -> None:
     listening_tree(node)
     nvml_tree(node, "real")

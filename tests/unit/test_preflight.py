@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.goodput.spark.plugins.filter.preflight import clock_findings
 from ansible_collections.goodput.spark.plugins.module_utils import preflight as p
 
 DATA = Path(__file__).parent / "data/node_facts"
@@ -383,6 +384,17 @@ def test_both_clocks_off_from_the_controller_is_a_warning() -> None:
 def test_no_clock_sample_is_no_offset() -> None:
     reports = [p.Report(report.name, report.facts, sent=100.0, received=100.2) for report in pair()]
     assert p.evaluate(reports, limits(), RELEASE) == []
+
+
+def test_clock_filter_needs_no_facts() -> None:
+    samples = {
+        "spark1": {"clock": {"sent_seconds": 10.0, "node_seconds": 10.1, "received_seconds": 10.2}},
+        "spark2": {"clock": {"sent_seconds": 10.0, "node_seconds": 15.1, "received_seconds": 10.2}},
+    }
+    hostvars = {name: {"__probe": sample} for name, sample in samples.items()} | {"spark3": {}}
+    (finding,) = clock_findings(hostvars, list(hostvars), "__probe")
+    assert finding["found"].startswith("5.0 s ahead of spark1")
+    assert clock_findings(hostvars, list(hostvars), "__probe", limit_seconds=6) == []
 
 
 def test_unlike_kernels_are_named() -> None:
