@@ -57,6 +57,7 @@ def stages() -> list[Stage]:
         Stage("unit", ["pytest", "tests/unit", "-n", "2", "-q", "-rs"]),
         Stage("core-next-setup", [other, "tools/bootstrap.py", "--test", f"--venv={NEXT_VENV}"], skip=why),
         Stage("core-next-unit", pytest_next, skip=why),
+        Stage("conformity", ["make", "conformity"]),
         Stage("stock pair", ["make", "virtual-fresh", "virtual-up"]),
         Stage("check on stock nodes", [*play, "--check", "site.yml"], env_file=True),
         Stage("molecule default", ["molecule", "test", "-s", "default", "--destroy=never"], env_file=True),

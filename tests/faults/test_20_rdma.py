@@ -63,21 +63,15 @@ def test_one_subnet_for_both_rails_is_refused(pair: Pair) -> None:
 @pytest.fixture
 def trap(pair: Pair) -> Iterator[str]:
     """Applying our change cuts the path that Ansible came by: the SSH link goes down with the rail's new address."""
-    script = "/etc/NetworkManager/dispatcher.d/99-trap"
-    pair.sh(
-        "spark2",
-        "\n".join(
-            [
-                f"cat >{script} <<'X'",
-                "#!/bin/sh",
-                "# Test: a changed rail takes the SSH link down until the former rail address is back.",
-                f'if ip -4 addr show dev {RAIL0} | grep -q "198.51.100."',
-                "then ip link set usr0 down; else ip link set usr0 up; fi",
-                "X",
-                f"chmod 755 {script}",
-            ]
-        ),
-    )
+    script = "/etc/NetworkManager/dispatcher.d/pre-up.d/99-trap"
+    lines = [
+        "#!/bin/sh",
+        'case "$IP4_ADDRESS_0" in',
+        "198.51.100.*) ip link set usr0 down ;;",
+        "192.168.100.*) ip link set usr0 up ;;",
+        "esac",
+    ]
+    pair.sh("spark2", f"cat >{script} <<'X'\n" + "\n".join(lines) + f"\nX\nchmod 755 {script}")
     yield script
     pair.sh("spark2", f"rm -f {script}")
 
