@@ -41,6 +41,8 @@ VOLATILE = {
     r"^/etc/adjtime$": "the clock's drift",
     r"^/etc/(resolv\.conf)$": "written by NetworkManager",
 }
+#: Targets that the units of packages pull in.
+BY_PACKAGE = {"time-sync.target"}
 
 
 def run(*command: str) -> str:
@@ -70,7 +72,8 @@ def collect() -> dict[str, Any]:
             for name in [*names, *members]:
                 path = Path(folder, name)
                 files[str(path)] = describe(path)
-    packages = set(run("dpkg-query", "-W", "-f", "${Package}\n").split())
+    known = run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n").splitlines()
+    packages = {line.split()[0] for line in known if line.endswith(" installed")}
     owned = {}
     for listing in Path("/var/lib/dpkg/info").glob("*.list"):
         package = listing.name.removesuffix(".list").split(":")[0]
@@ -127,10 +130,18 @@ def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[st
 def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Differences that no newly installed package explains, one line each."""
     new_packages = set(after["packages"]) - set(before["packages"])
-    owner: dict[str, str] = after["owned"]
+    # apt removes what a new package conflicts with: chrony takes the place of systemd-timesyncd.
+    gone_packages = set(before["packages"]) - set(after["packages"])
 
     def from_package(path: str) -> bool:
-        return owner.get(path, "") in new_packages
+        return after["owned"].get(path, "") in new_packages or before["owned"].get(path, "") in gone_packages
+
+    def unit_from_package(unit: str) -> bool:
+        """The unit's file, or what its link in /etc points to, came or went with a package."""
+        link = f"/etc/systemd/system/{unit}"
+        targets = [state["files"].get(link, "").removeprefix("link ") for state in (before, after)]
+        paths = [link, f"/lib/systemd/system/{unit}", *(target.replace("/usr/lib/", "/lib/") for target in targets)]
+        return unit in BY_PACKAGE or any(from_package(path) for path in paths)
 
     def below_package(path: str) -> bool:
         """A file that a package's script put into a folder of that package."""
@@ -142,6 +153,8 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
             continue
         if was is None and (from_package(path) or below_package(path)):
             continue
+        if path.startswith("/etc/systemd/system/") and unit_from_package(Path(path).name):
+            continue
         found.append(f"file {path}: {was} -> {now}")
     for kind in ("users", "groups"):
         accounts = {line.split(":")[0] for line in after[kind]} - {line.split(":")[0] for line in before[kind]}
@@ -150,12 +163,10 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
                 found.append(f"{kind[:-1]} {name}: None -> present")
         found += [f"{kind[:-1]} line lost: {line}" for line in before[kind] if line not in after[kind]]
     for unit, (was, now) in changes(before["units"], after["units"]).items():
-        if not (
-            was is None and any(from_package(f"{d}/{unit}") for d in ("/lib/systemd/system", "/etc/systemd/system"))
-        ):
+        if not unit_from_package(unit):
             found.append(f"unit {unit}: {was} -> {now}")
     for unit in sorted(set(before["active"]) ^ set(after["active"])):
-        if not any(from_package(f"{d}/{unit}") for d in ("/lib/systemd/system", "/etc/systemd/system")):
+        if not unit_from_package(unit):
             found.append(f"unit {unit}: {'active' if unit in before['active'] else 'inactive'} -> changed")
     for kind in ("mounts", "sysctls", "addresses"):
         found += [
