@@ -57,7 +57,6 @@ def stages() -> list[Stage]:
         Stage("unit", ["pytest", "tests/unit", "-n", "2", "-q", "-rs"]),
         Stage("core-next-setup", [other, "tools/bootstrap.py", "--test", f"--venv={NEXT_VENV}"], skip=why),
         Stage("core-next-unit", pytest_next, skip=why),
-        Stage("conformity", ["make", "conformity"]),
         Stage("stock pair", ["make", "virtual-fresh", "virtual-up"]),
         Stage("check on stock nodes", [*play, "--check", "site.yml"], env_file=True),
         Stage("molecule default", ["molecule", "test", "-s", "default", "--destroy=never"], env_file=True),
@@ -66,6 +65,8 @@ def stages() -> list[Stage]:
         Stage("core-next-converge", [f"{NEXT_VENV}/bin/ansible-playbook", *play[1:], "playbooks/host.yml"], True, why),
         Stage("reset", ["molecule", "cleanup", "-s", "serving"], env_file=True),
         Stage("pair off", ["make", "virtual-down"]),
+        # Last: it uses the runtime archive that the pair's medium was made of.
+        Stage("conformity", ["make", "conformity"]),
     ]
 
 

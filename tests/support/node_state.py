@@ -41,8 +41,8 @@ VOLATILE = {
     r"^/etc/adjtime$": "the clock's drift",
     r"^/etc/(resolv\.conf)$": "written by NetworkManager",
 }
-#: Targets that the units of packages pull in.
-BY_PACKAGE = {"time-sync.target"}
+#: Pulled in by the units of packages, or started once because a unit of ours wanted the network; nothing stops them.
+BY_PACKAGE = {"time-sync.target", "network-online.target", "NetworkManager-wait-online.service"}
 
 
 def run(*command: str) -> str:
