@@ -2,8 +2,9 @@
 
 Everything of a pair lives in one directory (``.virtual``): keys, disks, sockets, serial logs, ``state.json``. QEMU runs
 with that directory as its working directory, so every path it gets is relative and short enough for a Unix socket.
-Rails and management are Unix datagram sockets between the two QEMU processes: no port is opened, no start order matters
-and either side may restart. The only ports are two per guest on loopback: SSH, and the frontend's HTTP.
+Rails and management are pairs of UDP ports on loopback between the two QEMU processes: no start order matters, either
+side may restart, and a full queue drops a packet instead of stopping the cable (Unix datagram sockets stalled under
+RDMA load). The only ports that anything else may use are two per guest: SSH, and the frontend's HTTP.
 
 Runs on the controller only (standard library, ``qemu-system-*``, ``qemu-img``, ``debugfs``, ``mke2fs``, ``ssh``).
 """
@@ -160,11 +161,17 @@ def debugfs_commands(files: dict[str, tuple[str, int, int]], sources: dict[str, 
 
 
 def qemu_arguments(
-    guest: Guest, settings: Settings, arch: Arch, accel: str, ports: dict[str, int], machine_id: str
+    guest: Guest,
+    settings: Settings,
+    arch: Arch,
+    accel: str,
+    ports: dict[str, int],
+    cables: dict[str, dict[str, int]],
+    machine_id: str,
 ) -> list[str]:
     """The QEMU command line of one guest; every path is relative to ``settings.directory`` or inside the cache.
 
-    ``ports`` maps ``ssh`` and ``http`` to loopback ports.
+    ``ports`` maps ``ssh`` and ``http`` to loopback ports, ``cables`` guest and cable to its UDP port.
     """
     home = guest.name
     append = (
@@ -199,10 +206,10 @@ def qemu_arguments(
     command += ["-netdev", f"user,id=usr,restrict=on{forwards}"]
     command += ["-device", f"virtio-net-pci,netdev=usr,mac={guest.mac(USER_NIC)}"]
     for cable, nic in CABLES.items():
-        here, there = (f"{g.name}/{cable}.sock" for g in (guest, guest.peer))
+        here, there = (cables[g.name][cable] for g in (guest, guest.peer))
         command += [
             "-netdev",
-            f"dgram,id={cable},local.type=unix,local.path={here},remote.type=unix,remote.path={there}",
+            f"socket,id={cable},udp=127.0.0.1:{there},localaddr=127.0.0.1:{here}",
             "-device",
             f"virtio-net-pci,netdev={cable},mac={guest.mac(nic)},host_mtu={nic.mtu}",
         ]
@@ -244,9 +251,9 @@ def kvm_works(settings: Settings, arch: Arch, cpuinfo: str | None = None, second
 # --- life cycle ----------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    """A loopback TCP port that nothing listens on now."""
-    with socket.socket() as probe:
+def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
+    """A loopback TCP (or UDP) port that nothing listens on now."""
+    with socket.socket(type=kind) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
@@ -329,6 +336,7 @@ class Pair:
         """Ports, machine-ids, keys and known_hosts: made once, kept for the life of the directory."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.state.setdefault("ports", {g.name: {"ssh": free_port(), "http": free_port()} for g in GUESTS})
+        self.state.setdefault("cables", {g.name: {c: free_port(socket.SOCK_DGRAM) for c in CABLES} for g in GUESTS})
         self.state.setdefault("machine_ids", {g.name: uuid.uuid4().hex for g in GUESTS})
         if "accel" not in self.state:
             works, self.state["accel_reason"] = kvm_works(self.settings, self.arch)
@@ -394,14 +402,14 @@ class Pair:
 
     def _start(self, guest: Guest) -> None:
         home = self.directory / guest.name
-        for name in (*(f"{cable}.sock" for cable in CABLES), "qmp.sock"):
-            (home / name).unlink(missing_ok=True)
+        (home / "qmp.sock").unlink(missing_ok=True)
         command = qemu_arguments(
             guest,
             self.settings,
             self.arch,
             self.state["accel"],
             self.state["ports"][guest.name],
+            self.state["cables"],
             self.state["machine_ids"][guest.name],
         )
         with (home / "qemu.log").open("w") as log:

@@ -13,19 +13,18 @@ from ansible_collections.goodput.spark.plugins.module_utils import virtual_pair 
 
 SETTINGS = vp.Settings(Path("pair"), Path("/cache/image"), Path("/cache/media.ext4"))
 PORTS = {"ssh": 40001, "http": 40002}
+UDP = {g.name: {c: 41000 + 10 * g.number + i for i, c in enumerate(vp.CABLES)} for g in vp.GUESTS}
 
 
 def arguments(guest: vp.Guest, accel: str = "tcg") -> str:
-    return " ".join(vp.qemu_arguments(guest, SETTINGS, vp.ARCHES["x86_64"], accel, PORTS, "0" * 31 + "1"))
+    return " ".join(vp.qemu_arguments(guest, SETTINGS, vp.ARCHES["x86_64"], accel, PORTS, UDP, "0" * 31 + "1"))
 
 
 def test_the_two_ends_of_a_cable_name_each_other() -> None:
     one, two = (arguments(guest) for guest in vp.GUESTS)
     for cable in vp.CABLES:
-        ends = [
-            re.search(rf"id={cable},local.type=unix,local.path=(\S+?),remote.type=unix,remote.path=(\S+)", text)
-            for text in (one, two)
-        ]
+        pattern = rf"id={cable},udp=(127.0.0.1:\d+),localaddr=(127.0.0.1:\d+)"
+        ends = [re.search(pattern, text) for text in (one, two)]
         assert ends[0] and ends[1]
         assert ends[0].groups() == ends[1].groups()[::-1]
 
@@ -34,7 +33,8 @@ def test_only_loopback_ports_are_opened_and_nothing_outside_is_reached() -> None
     text = arguments(vp.GUESTS[0])
     assert "restrict=on" in text
     assert re.findall(r"hostfwd=tcp:([^:]+):(\d+)", text) == [("127.0.0.1", "40001"), ("127.0.0.1", "40002")]
-    assert "udp=" not in text and "listen=" not in text
+    assert "listen=" not in text
+    assert set(re.findall(r"(?:udp|localaddr)=([^:,]+)", text)) == {"127.0.0.1"}
 
 
 def test_guests_differ_in_name_mac_serial_and_share_nothing_writable() -> None:
