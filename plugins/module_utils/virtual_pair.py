@@ -3,7 +3,8 @@
 Everything of a pair lives in one directory (``.virtual``): keys, disks, sockets, serial logs, ``state.json``. QEMU runs
 with that directory as its working directory, so every path it gets is relative and short enough for a Unix socket.
 Rails and management are pairs of UDP ports on loopback between the two QEMU processes: no start order matters, either
-side may restart, and a full queue drops a packet instead of stopping the cable. The only ports that anything else may use are two per guest: SSH, and the frontend's HTTP.
+side may restart, and a full queue drops a packet instead of stopping the cable.
+The only ports that anything else may use are two per guest: SSH, and the frontend's HTTP.
 
 Runs on the controller only (standard library, ``qemu-system-*``, ``qemu-img``, ``debugfs``, ``mke2fs``, ``ssh``).
 """
