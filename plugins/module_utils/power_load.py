@@ -12,8 +12,9 @@ Two kinds of work alternate for the whole time, each window timed by CUDA events
 * GEMV: fp32, a matrix of 1 GiB read once for each product. GB/s = 4 * rows * columns * products / seconds / 1e9.
   The fast and the slow state of the memory flip every 7 to 32 s at unchanged clocks, so one look is not enough.
 
-First line: ``state`` started, once the GPU is busy. Last line: ``state`` done or inconclusive, ``reason``, and if done
-``tflops`` and ``gb_s`` (each median, min, max and windows), ``seconds``, ``device``, ``cublas``, ``libraries``.
+It ends after ``--seconds`` or at SIGTERM. First line: ``state`` started, once the GPU is busy. Last line: ``state``
+done or inconclusive, ``reason``, and if done ``tflops`` and ``gb_s`` (each median, min, max and windows), ``seconds``,
+``device``, ``cublas``, ``libraries``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import ctypes
 import glob
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -157,8 +159,13 @@ def summary(values: Sequence[float]) -> dict[str, float | int]:
     }
 
 
-def run(seconds: float, warmup_seconds: float, index: int, directories: Sequence[str]) -> dict[str, Any]:
-    """Load the device for ``warmup_seconds + seconds``; only the latter count. Raises LoadError."""
+def run(
+    seconds: float, warmup_seconds: float, index: int, directories: Sequence[str], stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """Load the device until ``stop`` says so, at most for ``warmup_seconds + seconds``; only the latter count.
+
+    Raises LoadError.
+    """
     gpu = Gpu(index, directories)
     left, right, product = gpu.random_bf16(N * N), gpu.random_bf16(N * N), gpu.allocate(2 * N * N)
     matrix, vector, result = (
@@ -184,11 +191,12 @@ def run(seconds: float, warmup_seconds: float, index: int, directories: Sequence
     gpu.seconds(gemm, 1), gpu.seconds(gemv, 1)
     gemms = max(1, round(GEMM_WINDOW_SECONDS / gpu.seconds(gemm, 10) * 10))
     gemvs = max(1, round(GEMV_WINDOW_SECONDS / gpu.seconds(gemv, 5) * 5))
-    tflops, gb_s = [], []
+    tflops: list[float] = []
+    gb_s: list[float] = []
     # Whoever samples begins now: starting CUDA and filling memory takes seconds.
     print(json.dumps({"state": "started"}), flush=True)
     begin = time.monotonic()
-    while (spent := time.monotonic() - begin) < warmup_seconds + seconds:
+    while (spent := time.monotonic() - begin) < warmup_seconds + seconds and not (tflops and stop()):
         rate = 2 * N**3 * gemms / gpu.seconds(gemm, gemms) / 1e12
         bandwidth = 4 * GEMV_ROWS * GEMV_COLUMNS * gemvs / gpu.seconds(gemv, gemvs) / 1e9
         if spent >= warmup_seconds:
@@ -213,13 +221,16 @@ def run(seconds: float, warmup_seconds: float, index: int, directories: Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="at most; SIGTERM ends it before")
     parser.add_argument("--warmup-seconds", type=float, default=2.0)
     parser.add_argument("--index", type=int, default=0, help="CUDA's number of the GPU")
     parser.add_argument("--library-directory", action="append", default=[], help="where libcublas is; may be a pattern")
     asked = parser.parse_args(arguments)
+    stopped: list[int] = []
+    # Whoever samples says when it is done: then the window in work is the last one.
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
     try:
-        answer = run(asked.seconds, asked.warmup_seconds, asked.index, asked.library_directory)
+        answer = run(asked.seconds, asked.warmup_seconds, asked.index, asked.library_directory, lambda: bool(stopped))
     except (LoadError, OSError, AttributeError) as error:
         answer = {"state": "inconclusive", "reason": str(error), "stand_in": False}
     print(json.dumps(answer), flush=True)

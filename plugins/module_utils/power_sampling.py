@@ -60,6 +60,8 @@ LOCK_VALUE = re.compile(r"(?:-lgc|--lock-gpu-clocks)[ =]+[\"']?(\d+)(?:\s*,\s*(\
 MODES = ("auto", "passive", "load", "look")
 # CUDA's start and 1.1 GiB of memory to fill.
 LOAD_START_SECONDS = 90.0
+# The load outlives the sampling, which ends it; if that can not, it ends by itself after this long.
+LOAD_SPARE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ class Load:
     """The load as a program of its own, so that a hung CUDA call ends with it."""
 
     def __init__(self, options: Options) -> None:
-        seconds = ["--seconds", f"{options.seconds:g}", "--warmup-seconds", f"{options.warmup_seconds:g}"]
+        most = options.seconds + LOAD_SPARE_SECONDS
+        seconds = ["--seconds", f"{most:g}", "--warmup-seconds", f"{options.warmup_seconds:g}"]
         libraries = [word for name in options.library_directories for word in ("--library-directory", name)]
         source = b""
         if options.load_command:
@@ -237,6 +240,12 @@ class Load:
                 f"{self.name} said {first_line(line.decode('utf-8', 'replace'))!r}, required a JSON object"
             )
         return data
+
+    def finish(self) -> dict[str, Any]:
+        """Ask it to end, and its result."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        return self.answer(LOAD_SPARE_SECONDS)
 
     @staticmethod
     def failed(reason: str) -> dict[str, Any]:
@@ -299,6 +308,7 @@ class Look:
     mode: str = ""
     problem: str = ""
     problem_kind: str = ""
+    reasons_field: str = REASONS_FIELD
     silent_zones: list[str] = field(default_factory=list)
     hottest: dict[str, float] = field(default_factory=dict)
 
@@ -317,6 +327,12 @@ class Look:
                 "utilization_percent": number(utilization, "utilization.gpu"),
             }
         self.apps = compute_apps(smi)
+        try:
+            smi.rows((REASONS_FIELD,))
+        except SmiError as error:
+            if error.kind != "failed" or "not a valid field" not in str(error):
+                raise
+            self.reasons_field = OLD_REASONS_FIELD
 
     def decide_mode(self) -> None:
         """Never a load beside a program that uses the GPU, whatever was asked for."""
@@ -339,14 +355,7 @@ class Look:
 
     def sample(self, seconds: float) -> None:
         """Samples for that long. Raises SmiError."""
-        reasons = REASONS_FIELD
-        try:
-            self.options.smi.rows((reasons,))
-        except SmiError as error:
-            if error.kind != "failed" or "not a valid field" not in str(error):
-                raise
-            reasons = OLD_REASONS_FIELD
-        stream = self.options.smi.stream((*SAMPLE_FIELDS, reasons), self.options.interval_ms, seconds)
+        stream = self.options.smi.stream((*SAMPLE_FIELDS, self.reasons_field), self.options.interval_ms, seconds)
         with contextlib.closing(stream):
             for at, row in stream:
                 sample = to_sample(at, row, self.zones())
@@ -366,9 +375,8 @@ class Look:
             first = load.answer(LOAD_START_SECONDS)
             if first["state"] == "started":
                 time.sleep(options.warmup_seconds)
-                # Ends before the load does, so that no idle reading gets in.
                 self.sample(options.seconds)
-                first = load.answer(options.warmup_seconds + options.seconds + 60)
+                first = load.finish()
             self.load = first
         finally:
             load.end()
@@ -448,6 +456,7 @@ def measure(options: Options, now: Callable[[], float] = time.time) -> dict[str,
         measured=old is None and options.mode != "look",
         mode=look.mode,
         at_seconds=round(now(), 1) if old is None else old["at_seconds"],
+        problem=look.problem,
         problem_kind=look.problem_kind,
         gpu=look.gpu if old is None else old.get("gpu", {}),
         gpus=look.gpus if old is None else 1,

@@ -200,6 +200,64 @@ def words(values: Mapping[str, float] | None, unit: str) -> str:
     return f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}"
 
 
+def judge(
+    result: Mapping[str, Any], accept: Sequence[str] = (), strict: bool = False, lock_wanted: bool = True
+) -> dict[str, Any]:
+    """Whether a play may go on from a node with this result of ``power_sampling.measure``: ``passed`` and ``message``.
+
+    ok passes. What ``accept`` names passes. An idle engine makes the result inconclusive; that passes if the node was
+    ok under load earlier in this boot, unless ``strict``. A lock that was exceeded never passes: that a clock was set
+    is worth nothing. With ``lock_wanted`` the lock must have been confirmed by the driver in this boot, too.
+    """
+    state, reason = str(result["state"]), str(result["reason"])
+    found = f"found {state}: {reason}"
+    if result.get("unclean_boot"):
+        found += ". The boot before this one ended without a shutdown, after which this check is required"
+    again = "journalctl -u goodput-clocks -u goodput-clocks-reassert; run the role power"
+    if lock_wanted and result.get("applied_mhz") is None and state != NO_GPU:
+        return {
+            "passed": False,
+            "message": f"{found}; required a clock lock that the driver confirmed in this boot; fix: {again}",
+        }
+    if result.get("lock") == "exceeded":
+        return {
+            "passed": False,
+            "message": f"{found}; found a clock above the {result['applied_mhz']:g} MHz that the driver said it took; "
+            f"required the lock in force; fix: {again}",
+        }
+    if state == OK:
+        measured = "" if result.get("measured") else " (recorded earlier in this boot)"
+        return {"passed": True, "message": f"ok{measured}: {reason}"}
+    if state in accept:
+        return {"passed": True, "message": f"{found}; accepted by power_accept"}
+    if state == INCONCLUSIVE and result.get("this_boot_ok") and not strict:
+        return {"passed": True, "message": f"{found}; ok earlier in this boot"}
+    accepted = "power_accept: [inconclusive] goes on without a check" if state == INCONCLUSIVE else ""
+    fix = "; or ".join(text for text in (str(result.get("remedy", "")), accepted) if text)
+    return {"passed": False, "message": f"{found}; required ok before any load; fix: {fix}"}
+
+
+def replacements(locks: Sequence[Mapping[str, Any]], replace: Sequence[str]) -> dict[str, Any]:
+    """Foreign clock locks against the consent to replace them: ``problems`` in words, ``stop``: units to stop."""
+    problems, stop = [], []
+    for lock in locks:
+        name, pair = str(lock["name"]), lock.get("clock_mhz")
+        value = f", {pair[0]},{pair[1]} MHz" if pair else ""
+        found = f"found {lock['path']} ({lock['reason']}{value})"
+        if not lock["stop"]:
+            problems.append(
+                f"{found}; required one owner of the clocks; fix: take the call out of {lock['path']} by hand"
+            )
+        elif name in replace:
+            stop += [unit for unit in lock["stop"] if unit not in stop]
+        else:
+            problems.append(
+                f"{found}; required one owner of the clocks; fix: power_replace_foreign: [{name}] stops and disables "
+                f"it ({', '.join(lock['stop'])}), reset puts it back; or disable it yourself"
+            )
+    return {"problems": problems, "stop": stop}
+
+
 def classify(samples: Sequence[Sample], facts: Facts, limits: Thresholds | None = None) -> Verdict:
     """Exactly one state, with what it rests on."""
     return _Case(samples, facts, limits or Thresholds()).verdict()
