@@ -424,7 +424,8 @@ def recorded(options: Options, state: Mapping[str, Any], at_seconds: float) -> d
     age = at_seconds - float(verdict.get("at_seconds", 0) or 0)
     current = boot_id(options.proc_root)
     same = verdict.get("boot_id") == current and verdict.get("applied_mhz") == applied_mhz(state, current)
-    if verdict.get("state") == OK and same and 0 <= age <= options.reuse_seconds:
+    # The record's time is rounded; a clock that was set back further than that makes it worthless.
+    if verdict.get("state") == OK and same and -1 <= age <= options.reuse_seconds:
         return verdict
     return None
 
@@ -433,7 +434,7 @@ def measure(options: Options, now: Callable[[], float] = time.time) -> dict[str,
     """Everything about one node's power, with the verdict. Never raises for what the node does wrong.
 
     ``record`` is what belongs into the verdict file; empty when the recorded verdict was good enough and nothing was
-    measured. ``this_boot_ok``: whether a verdict ok was recorded in this boot, at any time.
+    measured. ``this_boot_ok``: whether the last conclusive verdict of this boot was ok.
     """
     state = read_json(options.state_file)
     node = options.node()
@@ -479,7 +480,9 @@ def measure(options: Options, now: Callable[[], float] = time.time) -> dict[str,
         sleep_targets_masked=node.sleep_targets(),
         as_root=os.geteuid() == 0,
     )
-    result["this_boot_ok"] = result["this_boot_ok"] or (result["state"] == OK and bool(result["measured"]))
+    if result["measured"] and result["state"] != INCONCLUSIVE:
+        # The last verdict that was one: an idle look after a latch must not fall back on an earlier ok.
+        result["this_boot_ok"] = result["state"] == OK
     result["record"] = record(result) if result["measured"] else {}
     return result
 

@@ -187,7 +187,7 @@ unclean_boot:
   returned: always
   type: bool
 this_boot_ok:
-  description: Whether the node was ok under load in this boot, now or earlier.
+  description: Whether the last conclusive verdict of this boot, now or earlier, was ok.
   returned: always
   type: bool
 zones_c:

@@ -169,8 +169,8 @@ ROWS = [*LATCHED, *HEALTHY, *ALIKE, *UNCLEAR]
 
 
 def verdict_of(row: Row) -> pv.Verdict:
-    facts = Facts(**({"gpu": "NVIDIA GB10", "maximum_mhz": MAXIMUM_MHZ} | row.facts))
-    return classify(samples(row.mhz, row.watts, **row.reading), facts)
+    known: dict[str, Any] = {"gpu": "NVIDIA GB10", "maximum_mhz": MAXIMUM_MHZ}
+    return classify(samples(row.mhz, row.watts, **row.reading), Facts(**(known | row.facts)))
 
 
 def test_enough_rows_with_sources_of_their_own() -> None:
