@@ -425,7 +425,8 @@ def recorded(options: Options, state: Mapping[str, Any], at_seconds: float) -> d
     current = boot_id(options.proc_root)
     same = verdict.get("boot_id") == current and verdict.get("applied_mhz") == applied_mhz(state, current)
     # The record's time is rounded; a clock that was set back further than that makes it worthless.
-    if verdict.get("state") == OK and same and -1 <= age <= options.reuse_seconds:
+    young = options.reuse_seconds > 0 and -1 <= age <= options.reuse_seconds
+    if verdict.get("state") == OK and same and young:
         return verdict
     return None
 
