@@ -102,16 +102,8 @@ def main() -> None:
     total = {"passed": 0, "failed": 0, "skipped": 0}
     begin = time.monotonic()
     only = sys.argv[1:]
-    # The RDMA proof of the emulated pair is not reliable yet: a rail can stay idle for a whole run. Until it is, what
-    # converges the pair is asked for by `make test STAGES=all`.
-    unreliable = {"molecule default", "molecule serving", "faults", "core-next-converge", "reset"}
     for stage in stages():
-        if not only and stage.name in unreliable:
-            rows.append((stage.name, "not run", 0.0))
-            reasons.append(f"{stage.name}: needs STAGES=all, see tools/stages.py")
-            total["skipped"] += 1
-            continue
-        if only and only != ["all"] and stage.name not in only:
+        if only and stage.name not in only:
             continue
         if stage.skip:
             rows.append((stage.name, "skipped", 0.0))

@@ -99,6 +99,11 @@ def common_window(samples: Sequence[tuple[float, Sequence[int]]]) -> dict[str, A
 
 
 def _remedy_for(words: str, rail: int, client: str, server: str) -> str:
+    if "timed out after" in words:
+        return (
+            f"rail {rail} fell silent while the other may go on: on {client} and {server} look at: dmesg | grep -i "
+            "'tx timeout\\|watchdog', then take the netdev down and up"
+        )
     if re.search(r"couldn't connect|connection refused|timed out|no route", words, re.I):
         return (
             f"the TCP handshake on rail {rail} failed: on {server} look at: systemctl status {UNIT}-{rail}, "

@@ -114,3 +114,8 @@ def test_media_holds_mirror_and_archives(tmp_path: Path) -> None:
         ["debugfs", "-R", "ls -p /", str(target)], capture_output=True, text=True, check=True
     ).stdout
     assert "/runtime.squashfs/5000/" in listing and "/mirror/" in listing
+
+
+def test_an_emulated_guest_never_has_one_possible_cpu() -> None:
+    """With one the emulator leaves memory barriers out and a network card stalls."""
+    assert "-smp 1,maxcpus=2" in arguments(vp.GUESTS[0])
