@@ -85,7 +85,6 @@ from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import PlanInputError, nearest
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.planner import make_plan
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.profile import Neighbour, Observed
-from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.site import nodes_of_site, summary
 
 
 def _neighbour(item: Any) -> Neighbour:
@@ -144,16 +143,8 @@ def refusal(plan: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plan_nodes(hostvars: Mapping[str, Any], nodes: Sequence[str], first: str) -> list[dict[str, Any]]:
-    """See plan_nodes.yml."""
-    try:
-        return nodes_of_site(hostvars, nodes, first)
-    except PlanInputError as error:
-        raise AnsibleFilterError(f"plan_nodes: {error}") from None
-
-
 class FilterModule:
-    """The planner and what goes in and out of it."""
+    """goodput.spark.kv_plan"""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"kv_plan": kv_plan, "plan_nodes": plan_nodes, "plan_summary": summary}
+        return {"kv_plan": kv_plan}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.goodput.spark.plugins.module_utils import serving
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer, ServingError
 

@@ -28,7 +28,10 @@ def nodes_of_site(hostvars: Mapping[str, Any], nodes: Sequence[str], first: str)
                 found.setdefault(name, memory)
     if not found:
         raise PlanInputError(
-            "nodes", ", ".join(nodes), "memory must be measured in the same run", "run site.yml, or playbooks/plan.yml before"
+            "nodes",
+            ", ".join(nodes),
+            "memory must be measured in the same run",
+            "run site.yml, or playbooks/plan.yml before",
         )
     return [{"name": name, "server": name == first, **found[name]} for name in nodes if name in found]
 

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.goodput.spark.plugins.filter.kv_plan import kv_plan
 from ansible_collections.goodput.spark.plugins.module_utils import serving

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.goodput.spark.plugins.filter.kv_plan import plan_nodes
+from ansible_collections.goodput.spark.plugins.filter.site_plan import plan_nodes
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files, planner, site
 
 GIB = 2**30
