@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""What goes into the planner of a site, and what a person sees of it. Each filter's documentation is beside this file."""
+"""What goes into a site's plan, and what a person sees of it. Each filter is documented beside this file."""
 
 from __future__ import annotations
 
