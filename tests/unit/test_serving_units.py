@@ -28,8 +28,8 @@ def rails(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """PROFILE-N/UNIT.service and plan.json for both nodes of a pair per profile; one run of Ansible for all."""
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Plan and units of both nodes of a pair per profile, by PROFILE-N; one run of Ansible for all."""
     folder = tmp_path_factory.mktemp("units")
     hosts: dict[str, Any] = {}
     for profile in PROFILES:
@@ -52,38 +52,32 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for role in ("lmcache", "dynamo")
         for part in ("defaults", "vars")
     ]
-    tasks: list[dict[str, Any]] = [
-        {
-            "ansible.builtin.file": {
-                "path": f"{folder}/{{{{ inventory_hostname }}}}",
-                "state": "directory",
-                "mode": "0755",
-            }
-        },
-        {
-            "ansible.builtin.copy": {
-                "content": "{{ goodput_plan | to_json }}",
-                "dest": f"{folder}/{{{{ inventory_hostname }}}}/plan.json",
-                "mode": "0644",
-            }
-        },
-    ]
-    for unit in UNITS:
-        role, name = unit.split("/")
-        source = f"{ROOT}/roles/{role}/templates/{name}.service.j2"
-        destination = f"{folder}/{{{{ inventory_hostname }}}}/{name}.service"
-        tasks.append({"ansible.builtin.template": {"src": source, "dest": destination, "mode": "0644"}})
     plan = (
         "goodput_profile | goodput.spark.kv_plan(none, hostvars | goodput.spark.plan_nodes(goodput_nodes,"
         " goodput_first_node), accept=accept, accept_memory=true)"
     )
+    sources = {unit.split("/")[1]: f"{ROOT}/roles/{unit.replace('/', '/templates/')}.service.j2" for unit in UNITS}
+    units = ", ".join(f"'{name}': lookup('ansible.builtin.template', '{path}')" for name, path in sources.items())
+    everything = "dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'rendered')))"
+    # Facts only, and one file at the end: a task that starts a module for each of the nodes takes minutes.
+    tasks: list[dict[str, Any]] = [
+        {"ansible.builtin.set_fact": {"goodput_plan": f"{{{{ {plan} }}}}"}},
+        {"ansible.builtin.set_fact": {"rendered": f"{{{{ {{'plan': goodput_plan, {units}}} }}}}"}},
+        {
+            "ansible.builtin.copy": {
+                "content": f"{{{{ {everything} | to_json }}}}",
+                "dest": f"{folder}/all.json",
+                "mode": "0644",
+            },
+            "run_once": True,
+        },
+    ]
     play = {
         "hosts": "all",
         "gather_facts": False,
         "vars_files": loads,
         "vars": {
             "accept": RULES,
-            "goodput_plan": f"{{{{ {plan} }}}}",
             "goodput_engine": "{{ goodput_plan.inputs.profile.engine }}",
         },
         "tasks": tasks,
@@ -111,12 +105,13 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     said = result.stdout + result.stderr
     assert result.returncode == 0, said[max(said.find("[ERROR]"), 0) :][:3000]
-    return folder
+    answer: dict[str, Any] = json.loads((folder / "all.json").read_text())
+    return answer
 
 
-def words(rendered: Path, node: str, unit: str) -> list[str]:
+def words(rendered: dict[str, Any], node: str, unit: str) -> list[str]:
     """What systemd starts: quotes and doubled % and $ undone."""
-    text = (rendered / node / f"goodput-{unit}.service").read_text()
+    text = rendered[node][f"goodput-{unit}"]
     match = re.search(r"^ExecStart=(.*)$", text, re.M)
     assert match and not re.search(r"\{[a-z_]+\}", match[1]), f"{node} {unit}: {match and match[1]}"
     return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(match[1])]
@@ -129,9 +124,9 @@ def filled(plan_words: list[str], given: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_units_start_what_the_plan_says(rendered: Path, profile: str) -> None:
+def test_units_start_what_the_plan_says(rendered: dict[str, Any], profile: str) -> None:
     node = f"{profile}-2"
-    plan = json.loads((rendered / node / "plan.json").read_text())
+    plan = rendered[node]["plan"]
     engine = plan["inputs"]["profile"]["engine"]
     worker = words(rendered, node, "worker")
     assert worker[:3] == ["/usr/bin/python3", "-m", f"dynamo.{engine}"]
@@ -150,7 +145,7 @@ def test_units_start_what_the_plan_says(rendered: Path, profile: str) -> None:
         assert str(argument(server, "--p2p-advertise-url")).startswith("192.168.100.2:")
 
 
-def test_the_workers_of_a_pair_start_with_the_same_words(rendered: Path) -> None:
+def test_the_workers_of_a_pair_start_with_the_same_words(rendered: dict[str, Any]) -> None:
     for profile in PROFILES:
         one, two = (words(rendered, f"{profile}-{number}", "worker") for number in (1, 2))
         here, there = " ".join(one).replace("10.77.0.1", "ADDRESS"), " ".join(two).replace("10.77.0.2", "ADDRESS")
