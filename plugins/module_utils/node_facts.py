@@ -39,6 +39,7 @@ KNOWN_CLOCK_UNITS = (
     "spark-gpu-clock-lock.service",
     "nvidia-clock-optimize.service",
 )
+CALLS = "calls nvidia-smi -lgc"
 CLOCK_CALL = re.compile(r"nvidia-smi\b[^\n;|&]*\s(-lgc|--lock-gpu-clocks)\b")
 KUBERNETES = {
     "k3s": ("usr/local/bin/k3s", "usr/bin/k3s"),
@@ -411,9 +412,12 @@ class Node:
                 elif entry.name.endswith(".service.d"):
                     yield from (path for path in self._entries(entry) if path.name.endswith(".conf"))
 
-    def clock_units(self) -> list[dict[str, str]]:
-        """Units and boot scripts, not ours, that lock GPU clocks: ``{name, path, reason}``."""
-        found: dict[str, dict[str, str]] = {}
+    def clock_units(self) -> list[dict[str, Any]]:
+        """Units and boot scripts, not ours, that lock GPU clocks: ``{name, path, reason, enabled}``.
+
+        ``enabled``: something wants the unit at boot, or it can not be told (timers, scripts).
+        """
+        found: dict[str, dict[str, Any]] = {}
         for path in self.unit_files():
             unit = path.parent.name[:-2] if path.parent.name.endswith(".service.d") else path.name
             if unit.startswith(OWN_UNIT_PREFIX) or unit in found:
@@ -421,7 +425,7 @@ class Node:
             text = read_text(path, 65536)
             reason = ""
             if CLOCK_CALL.search(text):
-                reason = "calls nvidia-smi -lgc"
+                reason = CALLS
             elif unit in KNOWN_CLOCK_UNITS:
                 reason = "known clock-lock unit"
             elif not str(path).startswith(str(self.root / "usr/lib")):
@@ -431,14 +435,23 @@ class Node:
                     if CLOCK_CALL.search(script):
                         reason = f"starts {program}, which calls nvidia-smi -lgc"
             if reason:
-                found[unit] = {"name": unit, "path": self._absolute(path), "reason": reason}
+                enabled = unit.endswith(".timer") or self.unit_state(unit)["enabled"] or self._has_timer(unit)
+                found[unit] = {"name": unit, "path": self._absolute(path), "reason": reason, "enabled": enabled}
         for name in ("etc/rc.local", "etc/crontab", "var/spool/cron/crontabs/root"):
             if CLOCK_CALL.search(read_text(self.root / name, 65536)):
-                found[name] = {"name": f"/{name}", "path": f"/{name}", "reason": "calls nvidia-smi -lgc"}
+                found[name] = {"name": f"/{name}", "path": f"/{name}", "reason": CALLS, "enabled": True}
         for path in self._entries(self.root / "etc/cron.d"):
             if CLOCK_CALL.search(read_text(path, 65536)):
-                found[path.name] = {"name": path.name, "path": self._absolute(path), "reason": "calls nvidia-smi -lgc"}
+                found[path.name] = {
+                    "name": path.name,
+                    "path": self._absolute(path),
+                    "reason": CALLS,
+                    "enabled": True,
+                }
         return [found[key] for key in sorted(found)]
+
+    def _has_timer(self, unit: str) -> bool:
+        return self._unit_path(unit.removesuffix(".service") + ".timer") is not None
 
     def _absolute(self, path: Path) -> str:
         return "/" + str(path.relative_to(self.root))

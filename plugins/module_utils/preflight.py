@@ -76,6 +76,8 @@ class Limits:
     management_addresses: Mapping[str, str] = field(default_factory=dict)
     ports: Sequence[Port] = ()
     own_units: Sequence[str] = ("goodput-*",)
+    # Clock-lock units that the role power may stop.
+    replaced_clock_units: Sequence[str] = ()
     # Checks whose errors the owner turned into warnings.
     accept: Sequence[str] = ()
 
@@ -316,6 +318,9 @@ def check_clock_units(
     node: str, facts: Mapping[str, Any], limits: Limits, release: Mapping[str, Any]
 ) -> Iterator[Finding]:
     for unit in facts["clock_units"]:
+        if not unit.get("enabled", True):
+            continue
+        replaced = unit["name"] in limits.replaced_clock_units
         remove = (
             f"sudo systemctl disable --now {unit['name']}"
             if unit["name"].endswith((".service", ".timer"))
@@ -326,7 +331,8 @@ def check_clock_units(
             "clock-unit",
             f"{unit['path']} ({unit['reason']})",
             "no clock lock but ours: two would fight, and a low clock would be taken for a power latch",
-            remove,
+            "nothing: the role power stops and disables it" if replaced else f"{remove}, or power_replace_foreign",
+            WARNING if replaced else ERROR,
         )
 
 

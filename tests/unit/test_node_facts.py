@@ -249,6 +249,18 @@ def test_clock_units(node: n.Node) -> None:
     }
 
 
+def test_a_clock_unit_that_nothing_starts_is_not_enabled(node: n.Node) -> None:
+    text = "[Service]\nExecStart=nvidia-smi -lgc 0,2200\n"
+    names = ("off", "on", "timed")
+    write(node.root, {f"etc/systemd/system/{name}.service": text for name in names})
+    write(node.root, {"etc/systemd/system/timed.timer": "[Timer]\nOnBootSec=1\n", "etc/rc.local": text})
+    wants = node.root / "etc/systemd/system/multi-user.target.wants"
+    wants.mkdir(exist_ok=True)
+    (wants / "on.service").symlink_to("../on.service")
+    found = {unit["name"]: unit["enabled"] for unit in node.clock_units()}
+    assert found == {"off.service": False, "on.service": True, "timed.service": True, "/etc/rc.local": True}
+
+
 def nvml_tree(node: n.Node, content: str) -> None:
     directory = f"usr/lib/{os.uname().machine}-linux-gnu"
     digest = hashlib.md5(b"real", usedforsecurity=False).hexdigest()

@@ -59,7 +59,7 @@ def limits(**changes: Any) -> p.Limits:
         "management_addresses": ADDRESSES,
         "ports": PORTS,
     }
-    return p.Limits(**(base | changes))
+    return p.Limits(**({"replaced_clock_units": ["mine.service"]} | base | changes))
 
 
 def judge(change: Callable[[Facts], object] | None = None, **bounds: Any) -> list[p.Finding]:
@@ -149,6 +149,16 @@ CASES: list[tuple[str, Callable[[Facts], object], str, str, str, str]] = [
         "error",
         "nvidia-smi -lgc",
         "disable --now x.service",
+    ),
+    (
+        "clock unit that may be replaced",
+        lambda f: f["clock_units"].append(
+            {"name": "mine.service", "path": "/etc/x", "reason": "calls nvidia-smi -lgc"}
+        ),
+        "clock-unit",
+        "warning",
+        "nvidia-smi -lgc",
+        "the role power stops",
     ),
     (
         "NVML",

@@ -318,6 +318,13 @@ def test_a_real_gpu_is_judged_by_its_own_clock() -> None:
     assert classify(low, facts).state == "latched"
 
 
+def test_the_same_real_gpu_beside_another_program() -> None:
+    read = json.loads((DATA / "h200_busy.json").read_text())
+    assert (read["mode"], read["load"], len(read["compute_apps"])) == ("passive", {}, 1)
+    facts = Facts(maximum_mhz=1980.0, compute_apps=1)
+    assert classify([Sample(**sample) for sample in read["samples"]], facts).state == "ok"
+
+
 def test_the_same_real_gpu_idle_is_inconclusive() -> None:
     read = json.loads((DATA / "h200_idle.json").read_text())
     verdict = classify([Sample(**sample) for sample in read["samples"]], Facts(maximum_mhz=1980.0))
