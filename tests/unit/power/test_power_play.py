@@ -1,0 +1,126 @@
+"""The role's preflight and gate as real plays on this machine; the GPU is the stand-in, only one folder changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ansible_collections.goodput.spark.plugins.module_utils.power_clocks import Clocks, Smi  # isort: skip
+
+ROOT = Path(__file__).resolve().parents[3]
+STANDINS = ROOT / "roles/virtual_pair/files/standins/bin"
+PLAY = """
+- hosts: sparks
+  gather_facts: false
+  any_errors_fatal: true
+  vars_files: [{site}]
+  tasks:
+    - ansible.builtin.import_role: {{name: goodput.spark.power, tasks_from: "{tasks}"}}
+    - ansible.builtin.debug: {{msg: the play went on}}
+"""
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: dict[str, dict[str, Any]] = {"spark1": {}}
+
+    def is_in(self, scenario: str) -> None:
+        (self.folder / "gpu-scenario").write_text(scenario)
+
+    def play(self, tasks: str, **extra: Any) -> tuple[int, str]:
+        """Exit status, and what it said with line wrapping undone."""
+        variables = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "power_smi": str(STANDINS / "nvidia-smi"),
+            "power_smi_timeout_seconds": 3,
+            "power_sample_seconds": 10,
+            "power_busy_samples_min": 3,
+            "power_load_command": [str(STANDINS / "virtual-pair-gpu-load")],
+        }
+        inventory = self.folder / "hosts.yml"
+        inventory.write_text(yaml.safe_dump({"sparks": {"vars": variables, "hosts": self.nodes}}))
+        playbook = self.folder / "play.yml"
+        playbook.write_text(PLAY.format(site=ROOT / "vars/site.yml", tasks=tasks))
+        paths = {
+            "__power_state_file": str(self.folder / "state.json"),
+            "__power_verdict_file": str(self.folder / "v.json"),
+        }
+        command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(inventory), str(playbook)]
+        command += ["-e", json.dumps(paths | extra)]
+        env = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "False"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
+        return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("VIRTUAL_PAIR_GPU", str(tmp_path))
+    return Site(tmp_path)
+
+
+def test_the_gate_lets_an_ok_node_through_once_and_then_from_the_record(site: Site) -> None:
+    quiet: Any = lambda text: None  # noqa: E731
+    Clocks(300, 2200, Smi(str(STANDINS / "nvidia-smi")), state_file=site.folder / "state.json", log=quiet).lock()
+    status, text = site.play("verify")
+    assert (status, "power: ok: " in text, "the play went on" in text) == (0, True, True), text[-3000:]
+    assert "changed=0" in text
+    site.is_in("latched")
+    status, text = site.play("verify")
+    assert (status, "recorded earlier in this boot" in text) == (0, True), text[-3000:]
+    status, text = site.play("verify", power_gate_reuse_seconds=0)
+    assert (status, "the play went on" in text) == (2, False)
+    assert "power: found latched" in text and "wall AND from the Spark" in text, text[-3000:]
+    assert json.loads((site.folder / "v.json").read_text())["state"] == "latched"
+    status, text = site.play("verify", power_gate_reuse_seconds=0, power_accept=["latched"])
+    assert (status, "accepted by power_accept" in text) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"power_clock_mhz": [2200, 300]}, ["power_clock_mhz [2200, 300]", "minimum not above the maximum"]),
+        ({"power_clock_mhz": 2200}, ["power_clock_mhz 2200", "two integers"]),
+        ({"power_clock_mhz": "fast"}, ['power_clock_mhz "fast"', "two integers"]),
+        (
+            {"power_smi": "/nonexistent/nvidia-smi"},
+            ["found no /nonexistent/nvidia-smi", "required one GPU that answers"],
+        ),
+        ({"power_latch_cap_ratio": 60}, ["latch_cap_ratio 60", "0 to 1"]),
+    ],
+)
+def test_bad_input_is_refused_in_words(site: Site, extra: dict[str, Any], words: list[str]) -> None:
+    status, text = site.play("preflight", **extra)
+    assert status == 2
+    assert [word for word in words if word not in text] == [], text[-3000:]
+    assert "Traceback" not in text and "the play went on" not in text
+
+
+def test_two_nodes_with_different_pairs(site: Site) -> None:
+    site.nodes = {"spark1": {"power_clock_mhz": [300, 2200]}, "spark2": {"power_clock_mhz": [300, 2000]}}
+    status, text = site.play("preflight")
+    assert (status, "spark2 [300, 2000]" in text, "power_pairs_may_differ" in text) == (2, True, True), text[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"), [("hang", "gave no answer in 3 s"), ("no-driver", "couldn't communicate")]
+)
+def test_preflight_names_a_driver_that_does_not_answer(site: Site, scenario: str, words: str) -> None:
+    site.is_in(scenario)
+    status, text = site.play("preflight")
+    assert (status, words in text) == (2, True), text[-3000:]
+
+
+def test_preflight_passes_a_healthy_node(site: Site) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("preflight requires root")
+    status, text = site.play("preflight")
+    assert status == 0, text[-3000:]
