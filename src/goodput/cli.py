@@ -369,6 +369,10 @@ def _bench_step(name: str, request: Request, console: Console, run: Run) -> Outc
     return outcome
 
 
+# At the end: it uses what is defined above.
+app.add_typer(importlib.import_module("goodput.profile_cli").profile_app, name="profile")
+
+
 def main() -> None:
     """Entry point."""
     if not (ROOT / "site.yml").is_file() and not (ROOT / "playbooks").is_dir():
