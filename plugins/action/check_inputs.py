@@ -21,7 +21,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     _requires_connection = False
     _supports_check_mode = True
     _supports_async = False
-    _VALID_ARGS = frozenset(("nodes", "release", "plan", "platform", "engine", "foreign_variables"))
+    _VALID_ARGS = frozenset(("nodes", "release", "profile", "platform", "foreign_variables"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -64,9 +64,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 value = self._resolve(values, name, None)
                 per_node[node][name] = value if isinstance(value, PLAIN) else None
         choices = {
-            f"goodput_{'plan_name' if name == 'plan' else name}": str(arguments[name])
-            for name in ("release", "plan", "platform", "engine")
-            if arguments.get(name) not in (None, "")
+            f"goodput_{name}": str(arguments[name])
+            for name in ("release", "profile", "platform")
+            # A path of a profile is the planner's to judge.
+            if arguments.get(name) not in (None, "") and "/" not in str(arguments[name])
         }
         return inputs.Site(
             nodes=nodes,

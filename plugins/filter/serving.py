@@ -27,6 +27,7 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "serving_argument": refused(logic.argument),
             "serving_arguments": refused(logic.arguments),
             "serving_environment": refused(logic.environment),
             "serving_exec": refused(logic.exec_line),

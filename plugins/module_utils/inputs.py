@@ -24,13 +24,15 @@ SHARED: dict[str, dict[str, Any]] = {
     "goodput_management_address": {"type": "str"},
     "goodput_release": {"type": "str"},
     "goodput_release_set": {"type": "dict"},
-    "goodput_plan_name": {"type": "str"},
+    "goodput_profile": {"type": "str"},
+    "goodput_model": {"type": "str"},
+    "goodput_profile_set": {"type": "dict"},
+    "goodput_plan_accept": {"type": "list", "elements": "str"},
+    "goodput_plan_accept_memory": {"type": "bool"},
     "goodput_plan": {"type": "dict"},
     "goodput_platform": {"type": "str"},
-    "goodput_engine": {"type": "str"},
     "goodput_virtual": {"type": "bool"},
 }
-ENGINES = ("mocker", "vllm")
 BOOLEAN_WORDS = {"true", "false", "yes", "no", "on", "off"}
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 # RFC 5737: addresses for documentation, as in the inventory that an owner edits.
@@ -95,9 +97,9 @@ def load_known(root: Path) -> Known:
         prefixes=["goodput_", *(f"{role}_" for role in roles)],
         choices={
             "goodput_release": stems(root / "vars/releases"),
-            "goodput_plan_name": stems(root / "vars/plans"),
+            # Names with an underscore are only inherited from.
+            "goodput_profile": [name for name in stems(root / "profiles") if name[0] != "_"],
             "goodput_platform": ["systemd", *(["k3s"] if "k3s" in roles else [])],
-            "goodput_engine": list(ENGINES),
         },
     )
 

@@ -154,6 +154,42 @@ class Wish:
     free_floor_percent: float = 0.0
 
 
+# Arguments of the modules that look for the filesystem and make it.
+WISH_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "backend": {"type": "str", "choices": ["device", "image", "lv", "directory"], "required": True},
+    "mount_point": {"type": "path", "required": True},
+    "required_gib": {"type": "float", "required": True},
+    "serial": {"type": "str", "default": ""},
+    "adopt_uuid": {"type": "str", "default": ""},
+    "label": {"type": "str", "default": "goodput-l2"},
+    "image": {"type": "path", "default": "/srv/goodput/l2.img"},
+    "root_reserve_gib": {"type": "float", "default": 0.0},
+    "volume_group": {"type": "str", "default": ""},
+    "logical_volume": {"type": "str", "default": "goodput_l2"},
+    "owner": {"type": "str", "default": ""},
+    "free_floor_percent": {"type": "float", "default": 0.0},
+    "record": {"type": "path", "default": "/var/lib/goodput/nvme_l2.json"},
+}
+
+
+def wish_of(params: Mapping[str, Any]) -> Wish:
+    """The wish in a module's parameters, which WISH_ARGUMENTS describes."""
+    return Wish(
+        backend=params["backend"],
+        mount_point=params["mount_point"],
+        required_bytes=int(params["required_gib"] * GIB),
+        label=params["label"],
+        serial=params["serial"],
+        adopt_uuid=params["adopt_uuid"],
+        image=params["image"],
+        root_reserve_bytes=int(params["root_reserve_gib"] * GIB),
+        volume_group=params["volume_group"],
+        logical_volume=params["logical_volume"],
+        owner=params["owner"],
+        free_floor_percent=params["free_floor_percent"],
+    )
+
+
 @dataclass(frozen=True)
 class Problem:
     found: str

@@ -28,6 +28,12 @@ PART_PREFIX = ".goodput-part-"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 CHUNK_BYTES = 4 * 1024 * 1024
+# Arguments of every module that works on a node's models.
+NODE_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "models": {"type": "list", "elements": "dict", "required": True},
+    "directory": {"type": "path", "default": "/srv/goodput/models"},
+    "cache": {"type": "path", "default": "/var/lib/goodput/model_store.json"},
+}
 
 
 class ModelError(Exception):

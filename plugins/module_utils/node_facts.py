@@ -28,6 +28,9 @@ from typing import Any
 Runner = Callable[[list[str]], tuple[int, str]]
 
 OWN_UNIT_PREFIX = "goodput-"
+# Written once by the host role.
+MEMORY_AT_REST = "var/lib/goodput/memory-at-rest.json"
+SERVING_UNITS = ("goodput-worker", "goodput-lmcache", "goodput-frontend", "goodput-etcd", "k3s", "k3s-agent")
 MANIFESTS = "var/lib/goodput/manifest.d"
 # Names under which clock locks were published for this machine, besides any unit that calls `nvidia-smi -lgc`.
 KNOWN_CLOCK_UNITS = (
@@ -215,6 +218,25 @@ class Node:
             "free_2mib_blocks": free_blocks,
             "swappiness": int(read_line(self.proc / "sys/vm/swappiness") or 0),
         }
+
+    def memory_at_rest(self) -> dict[str, int]:
+        """What a planner may count on: the same in every run, so MemAvailable is the one recorded before serving.
+
+        Without a record it is measured while nothing serves; else it is left out.
+        """
+        now = self.memory()
+        answer = {key: now[key] for key in ("total_bytes", "swap_total_bytes")}
+        try:
+            recorded = json.loads(read_text(self.root / MEMORY_AT_REST))
+        except ValueError:
+            recorded = {}
+        # Another kernel may reserve more or less.
+        if isinstance(recorded, dict) and recorded.get("total_bytes") == now["total_bytes"]:
+            return {**answer, "available_bytes": int(recorded["available_bytes"])}
+        slices = [self.sysfs / "fs/cgroup/system.slice" / f"{unit}.service" for unit in SERVING_UNITS]
+        if any(path.is_dir() for path in slices):
+            return answer
+        return {**answer, "available_bytes": now["available_bytes"]}
 
     def disk(self) -> dict[str, int]:
         usage = shutil.disk_usage(self.root)
@@ -579,6 +601,7 @@ class Node:
             "os": self.operating_system,
             "driver": self.driver_version,
             "memory": self.memory,
+            "memory_at_rest": self.memory_at_rest,
             "disk": self.disk,
             "host_keys": self.host_keys,
             "listening": self.listening,

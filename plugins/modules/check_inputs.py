@@ -12,8 +12,8 @@ short_description: Check a site's inputs before any node is asked
 version_added: 0.1.0
 description:
   - Runs on the controller only and connects to no node.
-  - Refuses misspelt variables with the nearest known name, values of the wrong type, unknown releases, plans, platforms
-    and engines, names that can not be hostnames, and addresses used twice. All problems are listed at once.
+  - Refuses misspelt variables with the nearest known name, values of the wrong type, unknown releases, profiles and
+    platforms, names that can not be hostnames, and addresses used twice. All problems are listed at once.
   - A variable is looked at if it begins with C(goodput_) or with the name of a role of this collection. Known are the
     options and defaults of all roles and the variables of C(group_vars) and C(vars).
   - Text where an integer or a boolean belongs is refused, except from C(-e key=value), where everything is text.
@@ -27,14 +27,11 @@ options:
     description: Name of the release set.
     type: str
     required: true
-  plan:
-    description: Name of the plan.
+  profile:
+    description: Name of the profile; a path of a YAML file is left to the planner.
     type: str
   platform:
     description: Name of the platform.
-    type: str
-  engine:
-    description: Name of the engine.
     type: str
   foreign_variables:
     description: Variables that look like ours and are not.
@@ -60,9 +57,8 @@ EXAMPLES = r"""
   goodput.spark.check_inputs:
     nodes: "{{ goodput_nodes }}"
     release: "{{ goodput_release }}"
-    plan: "{{ goodput_plan_name }}"
+    profile: "{{ goodput_profile }}"
     platform: "{{ goodput_platform }}"
-    engine: "{{ goodput_engine }}"
   run_once: true
 """
 

@@ -161,44 +161,12 @@ from ansible_collections.goodput.spark.plugins.module_utils import l2_disk
 
 
 def argument_spec() -> dict[str, Any]:
-    return {
-        "backend": {"type": "str", "choices": ["device", "image", "lv", "directory"], "required": True},
-        "mount_point": {"type": "path", "required": True},
-        "required_gib": {"type": "float", "required": True},
-        "serial": {"type": "str", "default": ""},
-        "adopt_uuid": {"type": "str", "default": ""},
-        "label": {"type": "str", "default": "goodput-l2"},
-        "image": {"type": "path", "default": "/srv/goodput/l2.img"},
-        "root_reserve_gib": {"type": "float", "default": 0.0},
-        "volume_group": {"type": "str", "default": ""},
-        "logical_volume": {"type": "str", "default": "goodput_l2"},
-        "owner": {"type": "str", "default": ""},
-        "free_floor_percent": {"type": "float", "default": 0.0},
-        "fio": {"type": "bool", "default": False},
-        "record": {"type": "path", "default": "/var/lib/goodput/nvme_l2.json"},
-    }
-
-
-def wish_of(params: dict[str, Any]) -> l2_disk.Wish:
-    return l2_disk.Wish(
-        backend=params["backend"],
-        mount_point=params["mount_point"],
-        required_bytes=int(params["required_gib"] * l2_disk.GIB),
-        label=params["label"],
-        serial=params["serial"],
-        adopt_uuid=params["adopt_uuid"],
-        image=params["image"],
-        root_reserve_bytes=int(params["root_reserve_gib"] * l2_disk.GIB),
-        volume_group=params["volume_group"],
-        logical_volume=params["logical_volume"],
-        owner=params["owner"],
-        free_floor_percent=params["free_floor_percent"],
-    )
+    return {**l2_disk.WISH_ARGUMENTS, "fio": {"type": "bool", "default": False}}
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    wish = wish_of(module.params)
+    wish = l2_disk.wish_of(module.params)
     try:
         facts = l2_disk.gather(module.run_command, wish, module.params["record"])
         decision = l2_disk.decide(wish, facts)

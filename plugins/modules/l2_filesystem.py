@@ -132,39 +132,10 @@ from ansible_collections.goodput.spark.plugins.module_utils import l2_disk, l2_f
 
 def argument_spec() -> dict[str, Any]:
     return {
+        **l2_disk.WISH_ARGUMENTS,
         "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         "uuid": {"type": "str", "default": ""},
-        "backend": {"type": "str", "choices": ["device", "image", "lv", "directory"], "required": True},
-        "mount_point": {"type": "path", "required": True},
-        "required_gib": {"type": "float", "required": True},
-        "serial": {"type": "str", "default": ""},
-        "adopt_uuid": {"type": "str", "default": ""},
-        "label": {"type": "str", "default": "goodput-l2"},
-        "image": {"type": "path", "default": "/srv/goodput/l2.img"},
-        "root_reserve_gib": {"type": "float", "default": 0.0},
-        "volume_group": {"type": "str", "default": ""},
-        "logical_volume": {"type": "str", "default": "goodput_l2"},
-        "owner": {"type": "str", "default": ""},
-        "free_floor_percent": {"type": "float", "default": 0.0},
-        "record": {"type": "path", "default": "/var/lib/goodput/nvme_l2.json"},
     }
-
-
-def wish_of(params: dict[str, Any]) -> l2_disk.Wish:
-    return l2_disk.Wish(
-        backend=params["backend"],
-        mount_point=params["mount_point"],
-        required_bytes=int(params["required_gib"] * l2_disk.GIB),
-        label=params["label"],
-        serial=params["serial"],
-        adopt_uuid=params["adopt_uuid"],
-        image=params["image"],
-        root_reserve_bytes=int(params["root_reserve_gib"] * l2_disk.GIB),
-        volume_group=params["volume_group"],
-        logical_volume=params["logical_volume"],
-        owner=params["owner"],
-        free_floor_percent=params["free_floor_percent"],
-    )
 
 
 def main() -> None:
@@ -178,7 +149,7 @@ def main() -> None:
             )
             module.exit_json(changed=changed, done=done)
         changed, decision = l2_filesystem.make(
-            module.run_command, wish_of(params), params["record"], params["uuid"] or str(uuids.uuid4()), check
+            module.run_command, l2_disk.wish_of(params), params["record"], params["uuid"] or str(uuids.uuid4()), check
         )
     except (OSError, ValueError, RuntimeError, l2_filesystem.L2Error) as error:
         module.fail_json(msg=f"l2_filesystem: {error}")

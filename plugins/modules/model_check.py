@@ -109,9 +109,7 @@ from ansible_collections.goodput.spark.plugins.module_utils import model_manifes
 
 def argument_spec() -> dict[str, Any]:
     return {
-        "models": {"type": "list", "elements": "dict", "required": True},
-        "directory": {"type": "path", "default": "/srv/goodput/models"},
-        "cache": {"type": "path", "default": "/var/lib/goodput/model_store.json"},
+        **logic.NODE_ARGUMENTS,
         "full_gib": {"type": "float", "default": 0.0},
         "reserve_gib": {"type": "float", "default": 0.0},
         "subnets": {"type": "list", "elements": "str", "default": []},

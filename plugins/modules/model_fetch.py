@@ -87,9 +87,7 @@ from ansible_collections.goodput.spark.plugins.module_utils import model_transfe
 
 def argument_spec() -> dict[str, Any]:
     return {
-        "models": {"type": "list", "elements": "dict", "required": True},
-        "directory": {"type": "path", "default": "/srv/goodput/models"},
-        "cache": {"type": "path", "default": "/var/lib/goodput/model_store.json"},
+        **logic.NODE_ARGUMENTS,
         "address": {"type": "str", "required": True},
         "port": {"type": "int", "required": True},
         "token": {"type": "str", "required": True, "no_log": True},

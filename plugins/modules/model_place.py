@@ -84,9 +84,7 @@ from ansible_collections.goodput.spark.plugins.module_utils import model_transfe
 
 def argument_spec() -> dict[str, Any]:
     return {
-        "models": {"type": "list", "elements": "dict", "required": True},
-        "directory": {"type": "path", "default": "/srv/goodput/models"},
-        "cache": {"type": "path", "default": "/var/lib/goodput/model_store.json"},
+        **logic.NODE_ARGUMENTS,
         "sources": {"type": "dict", "default": {}},
         "to_copy": {"type": "dict", "default": {}},
         "incoming": {"type": "dict", "default": {}},

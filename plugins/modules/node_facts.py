@@ -103,6 +103,11 @@ node:
     memory:
       description: Total, available, swap, CMA, and how many contiguous 2 MiB blocks are free.
       type: dict
+    memory_at_rest:
+      description:
+        - Total, swap, and available as recorded by the host role before anything served.
+        - Without a record, available is measured, or left out while something serves.
+      type: dict
     disk:
       description: Size and free space of the root filesystem; size of the factory leftover C(/test.img).
       type: dict

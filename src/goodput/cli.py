@@ -228,9 +228,13 @@ def playbook_command(command: str, playbook: str, summary: str, *, verdict_detai
         ask_become_pass: PasswordOption = False,
         as_json: JsonOption = False,
         every_check: Annotated[bool, typer.Option("--all", help="List every check of the verdict.")] = False,
+        deep: Annotated[
+            bool, typer.Option("--deep", help="Verdict with a proof of each cache tier: minutes; restarts LMCache.")
+        ] = False,
         svg: SvgOption = None,
     ) -> None:
         path = find_inventory(inventory, as_json=as_json)
+        extra_vars = [*(extra_vars or ()), *(["verify_deep=true"] if deep else [])]
         password = getpass.getpass("sudo password of the nodes: ") if ask_become_pass else None
         request = Request(
             playbook, path, limit, tags, skip_tags, check, tuple(extra_vars or ()), verbose, become_password=password
@@ -367,6 +371,10 @@ def _bench_step(name: str, request: Request, console: Console, run: Run) -> Outc
     if not outcome.ok:
         raise typer.Exit(outcome.exit_code)
     return outcome
+
+
+# At the end: it uses what is defined above.
+app.add_typer(importlib.import_module("goodput.profile_cli").profile_app, name="profile")
 
 
 def main() -> None:

@@ -98,7 +98,7 @@ def _nodes(memory: Iterable[float] | None) -> tuple[list[Node], bool]:
     return files.nodes_from_gib(given or DEFAULT_MEMORY_GIB), not given
 
 
-def _plan(
+def planned(
     profile: str,
     model: str | None = None,
     memory: Iterable[float] | None = None,
@@ -131,7 +131,7 @@ def show(
         return
     if profile is None:
         raise PlanInputError("PROFILE", None, "name one", "known: " + ", ".join(files.names_in(files.PROFILES)))
-    plan = _plan(profile, model, memory, settings or (), accept or (), accept_memory)
+    plan = planned(profile, model, memory, settings or (), accept or (), accept_memory)
     if as_json:
         print(json.dumps(plan, indent=2))
     else:
@@ -175,7 +175,7 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """What changes between two profiles: choices, sizes, arguments."""
-    left, right = (_plan(name, model, memory) for name in (a, b))
+    left, right = (planned(name, model, memory) for name in (a, b))
     if as_json:
         print(json.dumps(plan_view.difference(left, right), indent=2))
     else:

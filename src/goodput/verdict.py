@@ -32,7 +32,7 @@ JOURNAL_LINES = 40
 _JOURNAL_SHOWN = 10
 _VALUE_SHOWN = 400
 ROOT = Path(__file__).resolve().parents[2]
-_LAYER_FILE = re.compile(r"test_(?:\d+_)?(?P<layer>.+)\.py")
+_LAYER_FILE = re.compile(r"(?:test|deep)_(?:\d+_)?(?P<layer>.+)\.py")
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
@@ -563,6 +563,8 @@ def suite_arguments(options: argparse.Namespace) -> list[str]:
         arguments += ["--goodput-layers", ",".join(options.layer)]
     if options.limit:
         arguments += ["--limit", options.limit]
+    if options.deep:
+        arguments += ["-o", "python_files=test_*.py deep_*.py"]
     return [*arguments, str(options.suite)]
 
 
@@ -573,6 +575,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hosts", default="sparks", help="group or pattern of nodes (default: sparks)")
     parser.add_argument("--limit", help="narrow the nodes further")
     parser.add_argument("--layer", action="append", default=[], help="only this layer; may be repeated")
+    parser.add_argument("--deep", action="store_true", help="also prove each tier: minutes, restarts LMCache")
     parser.add_argument("--suite", type=Path, default=ROOT / "tests/acceptance", help="folder of the tests")
     parser.add_argument("--output", type=Path, default=Path(".goodput/verdict.json"))
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON instead of the table")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -23,30 +24,35 @@ HARDENED = {
     "StartLimitIntervalUSec": "0",
 }
 PLANES = ["--discovery-backend etcd", "--request-plane tcp", "--event-plane zmq"]
-# Runs on a node with nothing but Python: one streamed completion, its result as one line of JSON.
+# Runs on a node with nothing but Python: streamed completions, their results as one line of JSON. Starting Python costs
+# seconds on an emulated node, so one process asks for all.
 CLIENT = """
-import json, sys, urllib.request
-url, model, content, tokens = sys.argv[1:5]
-body = {"model": model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": int(tokens),
-        "messages": [{"role": "user", "content": content}], "nvext": {"extra_fields": ["worker_id"]}}
-request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(),
-                                 {"Content-Type": "application/json"})
-out = {"chunks": 0, "text": "", "finish": None, "done": False, "usage": {}, "worker": None}
-with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as stream:
-    for line in stream:
-        line = line.decode().strip()
-        if line == "data: [DONE]":
-            out["done"] = True
-        elif line.startswith("data: "):
-            part = json.loads(line[6:])
-            out["chunks"] += 1
-            out["usage"] = part.get("usage") or out["usage"]
-            out["worker"] = ((part.get("nvext") or {}).get("worker_id") or {}).get("decode_worker_id", out["worker"])
-            for choice in part["choices"]:
-                delta = choice.get("delta") or {}
-                out["text"] += delta.get("content") or delta.get("reasoning_content") or ""
-                out["finish"] = choice.get("finish_reason") or out["finish"]
-print(json.dumps(out))
+import concurrent.futures, json, sys, urllib.request
+url, model, tokens, together, prompts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:]
+def ask(content):
+    body = {"model": model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens,
+            "messages": [{"role": "user", "content": content}], "nvext": {"extra_fields": ["worker_id"]}}
+    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    out = {"chunks": 0, "text": "", "finish": None, "done": False, "usage": {}, "worker": None}
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as stream:
+        for line in stream:
+            line = line.decode().strip()
+            if line == "data: [DONE]":
+                out["done"] = True
+            elif line.startswith("data: "):
+                part = json.loads(line[6:])
+                out["chunks"] += 1
+                out["usage"] = part.get("usage") or out["usage"]
+                worker = (part.get("nvext") or {}).get("worker_id") or {}
+                out["worker"] = worker.get("decode_worker_id", out["worker"])
+                for choice in part["choices"]:
+                    delta = choice.get("delta") or {}
+                    out["text"] += delta.get("content") or delta.get("reasoning_content") or ""
+                    out["finish"] = choice.get("finish_reason") or out["finish"]
+    return out
+with concurrent.futures.ThreadPoolExecutor(together) as pool:
+    print(json.dumps(list(pool.map(ask, prompts))))
 """
 
 
@@ -90,15 +96,28 @@ class Site:
         answer = self.sh({path: command}, node=node or self.first, fresh=True)[path]
         return str(answer.stdout or answer.stderr)
 
-    @property
-    def model(self) -> str:
-        return str(json.loads(self.get("/v1/models"))["data"][0]["id"])
+    def json(self, path: str) -> Any:
+        """The endpoint's answer; a failed check names the endpoint if it is no JSON."""
+        text = self.get(path)
+        try:
+            return json.loads(text)
+        except ValueError:
+            pytest.fail(
+                f"found {text[:200]!r} at {self.url}{path}, required JSON; is {FRONTEND} up and its port right?"
+            )
 
-    def ask(self, content: str, tokens: int = 8) -> dict[str, Any]:
-        words = ["python3", "-c", CLIENT, self.url, self.model, content, str(tokens)]
+    @functools.cached_property
+    def model(self) -> str:
+        models = [entry["id"] for entry in self.json("/v1/models")["data"]]
+        assert models, f"found no model at {self.url}/v1/models, required one; read `journalctl -u {WORKER}`"
+        return str(models[0])
+
+    def ask(self, *prompts: str, tokens: int = 8, together: int = 1) -> list[dict[str, Any]]:
+        """One answer a prompt, ``together`` of them at a time."""
+        words = ["python3", "-c", CLIENT, self.url, self.model, str(tokens), str(together), *prompts]
         answer = self.sh({"ask": shlex.join(words)}, node=self.first, fresh=True, timeout_s=180)["ask"]
         assert answer.ok, f"the request failed: {answer.stderr[-500:]}"
-        return dict(json.loads(answer.stdout))
+        return list(json.loads(answer.stdout))
 
     def served(self) -> dict[str, float]:
         """Requests that each node's worker has counted, by node name."""
@@ -123,7 +142,7 @@ def long_prompt(words: int = 950) -> str:
 @pytest.mark.unit(FRONTEND)
 def test_completion_is_streamed(site: Site, check: Callable[..., None]) -> None:
     "A completion is streamed through the router"
-    answer = site.ask("Say hello.")
+    [answer] = site.ask("Say hello.")
     log = f"read `journalctl -u {FRONTEND}`"
     check(answer["text"], "some text", log, ok=bool(answer["text"].strip()), what="text")
     check(answer["finish"], "a finish_reason", log, ok=bool(answer["finish"]), what="finish_reason")
@@ -134,7 +153,7 @@ def test_completion_is_streamed(site: Site, check: Callable[..., None]) -> None:
 @pytest.mark.unit(WORKER)
 def test_each_node_registered_one_worker(site: Site, nodes: list[Any], check: Callable[..., None]) -> None:
     "Each node registered one worker, on its management address"
-    instances = json.loads(site.get("/health"))["instances"]
+    instances = site.json("/health")["instances"]
     found = [entry["transport"]["tcp"].split(":")[0] for entry in instances if entry["endpoint"] == "generate"]
     check(sorted(found), sorted(address(node) for node in nodes), f"read `journalctl -u {WORKER}` on the missing node")
 
@@ -143,7 +162,7 @@ def test_each_node_registered_one_worker(site: Site, nodes: list[Any], check: Ca
 def test_repeated_prompt_comes_from_the_cache(site: Site, check: Callable[..., None]) -> None:
     "A repeated long prompt is read from the cache, on the same worker"
     prompt = long_prompt()
-    first, second = site.ask(prompt), site.ask(prompt)
+    first, second = site.ask(prompt, prompt)
     tokens = int(first["usage"]["prompt_tokens"])
     cached = [int(one["usage"]["prompt_tokens_details"]["cached_tokens"]) for one in (first, second)]
     check(tokens, "at least 900 tokens", "the prompt of this test is too short for the block", ok=tokens >= 900)
@@ -157,10 +176,8 @@ def test_repeated_prompt_comes_from_the_cache(site: Site, check: Callable[..., N
 def test_every_worker_serves(site: Site, nodes: list[Any], check: Callable[..., None]) -> None:
     "Different prompts reach every worker"
     before = site.served()
-    for _request in range(6 * len(nodes)):
-        site.ask(long_prompt(60), tokens=4)
-        if all(count > before[name] for name, count in site.served().items()):
-            break
+    # Several at a time, so that a busy worker is left for another one.
+    site.ask(*(long_prompt(60) for _request in range(6 * len(nodes))), tokens=4, together=2 * len(nodes))
     grown = {name: count - before[name] for name, count in site.served().items()}
     remedy = f"read `journalctl -u {WORKER}` on the node with 0, and the frontend's for its address"
     check(grown, "at least 1 on every node", remedy, ok=all(count >= 1 for count in grown.values()))
@@ -265,15 +282,18 @@ def test_a_stranger_reaches_only_the_frontend(site: Site, nodes: list[Any], sh: 
     port = flag(site.words, "--http-port", "8000")
     urls = {"frontend": f"http://{server}:{port}/live", "LMCache": f"http://{server}:9500/healthcheck"}
     urls |= {"worker": f"http://{server}:9091/health", "discovery": f"http://{server}:2379/health"}
-    ask = "curl -s -m 5 --noproxy '*' -o /dev/null -w '%{http_code}'"
-    commands = {name: f"{ask} --interface {stranger} {url}" for name, url in urls.items()}
-    answers = sh(commands | {"node": f"{ask} {urls['LMCache']}"}, node=client, fresh=True)
-    if answers["frontend"].stdout != "200":
+    ask = "curl -s -m 5 --noproxy '*' -o /dev/null"
+    # All at once: each silence lasts as long as the time-out.
+    asked = [f"{ask} -w '{name} %{{http_code}}\\n' --interface {stranger} {url} &" for name, url in urls.items()]
+    asked += [f"{ask} -w 'node %{{http_code}}\\n' {urls['LMCache']} &", "wait"]
+    lines = sh({"ask": " ".join(asked)}, node=client, fresh=True)["ask"].stdout.splitlines()
+    answers = dict(line.split() for line in lines)
+    if answers["frontend"] != "200":
         pytest.skip(f"{stranger} does not reach the frontend either, so nothing follows from silence")
-    check(answers["node"].stdout, "200", "read `journalctl -u goodput-lmcache`", what="LMCache, asked by a node")
+    check(answers["node"], "200", "read `journalctl -u goodput-lmcache`", what="LMCache, asked by a node")
     for name in ("LMCache", "worker", "discovery"):
         check(
-            answers[name].stdout,
+            answers[name],
             "000",
             f"IPAddressDeny of its unit does not hold; {AGAIN}",
             what=f"{name}, by a stranger",

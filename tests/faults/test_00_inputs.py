@@ -29,7 +29,7 @@ REFUSED = {
     "string for an integer": (TWO, {"rdma_mtu_bytes": "jumbo"}, ["rdma_mtu_bytes", "jumbo", "int"]),
     "string for a boolean": (TWO, {"rdma_netplan_apply": "perhaps"}, ["rdma_netplan_apply", "perhaps", "true or"]),
     "unknown release set": (TWO, {"goodput_release": "newest"}, ["newest", "current", "virtual"]),
-    "unknown plan": (TWO, {"goodput_plan_name": "huge"}, ["huge", "virtual"]),
+    "unknown profile": (TWO, {"goodput_profile": "virtuel"}, ["virtuel", "virtual"]),
 }
 
 

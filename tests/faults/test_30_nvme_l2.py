@@ -25,14 +25,14 @@ def keep_checksum(pair: Pair) -> str:
 @pytest.mark.fault("L2 full")
 def test_full_l2_is_named_with_its_remedy(pair: Pair) -> None:
     free_bytes = int(pair.sh(NODE, "df -B1 --output=avail /srv/goodput/l2 | tail -1"))
-    pair.sh(NODE, f"fallocate -l {free_bytes - (4 << 20)} /srv/goodput/l2/lmcache/filler")
+    pair.sh(NODE, f"fallocate -l {free_bytes - (4 << 20)} /srv/goodput/l2/filler")
     try:
         outcome = pair.role("nvme_l2", "verify", "--limit", NODE)
         outcome.failed_with("free", "goodput-lmcache", "spark2")
         suite, failures = pair.verify("nvme_l2")
         assert suite.rc == 1 and any(f["node"] == NODE and f["remedy"] for f in failures), suite.text[-3000:]
     finally:
-        pair.sh(NODE, "rm -f /srv/goodput/l2/lmcache/filler")
+        pair.sh(NODE, "rm -f /srv/goodput/l2/filler")
     suite, _ = pair.verify("nvme_l2")
     suite.succeeded()
 

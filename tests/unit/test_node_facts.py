@@ -406,3 +406,26 @@ def test_collect_changes_nothing(node: n.Node, tmp_path: Path) -> None:
     before = listing()
     node.collect()
     assert listing() == before
+
+
+def resting(root: Path) -> dict[str, int]:
+    for name in ("proc", "sys"):
+        (root / name).mkdir(exist_ok=True)
+    (root / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 600 kB\nSwapTotal: 0 kB\n")
+    return n.Node(root=root, proc=root / "proc", sysfs=root / "sys").memory_at_rest()
+
+
+def test_memory_at_rest_is_measured_until_something_serves(tmp_path: Path) -> None:
+    assert resting(tmp_path)["available_bytes"] == 600 << 10
+    (tmp_path / "sys/fs/cgroup/system.slice/goodput-worker.service").mkdir(parents=True)
+    assert "available_bytes" not in resting(tmp_path)
+
+
+@pytest.mark.parametrize(("total_bytes", "expected_bytes"), [(1000 << 10, 700 << 10), (900 << 10, 600 << 10)])
+def test_recorded_memory_counts_while_the_kernel_shows_the_same_total(
+    tmp_path: Path, total_bytes: int, expected_bytes: int
+) -> None:
+    record = tmp_path / n.MEMORY_AT_REST
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"total_bytes": total_bytes, "available_bytes": 700 << 10}))
+    assert resting(tmp_path)["available_bytes"] == expected_bytes

@@ -62,7 +62,7 @@ def test_every_node_that_does_not_answer_is_in_the_table(tmp_path: Path, limit: 
             "spark2": {"ansible_host": "127.0.0.2", "goodput_management_address": "10.0.0.2"},
         },
         "-e",
-        '{"preflight_plan_name": ""}',
+        '{"preflight_profile": ""}',
         *(["--limit", limit] if limit else []),
     )
     table = output[output.index("preflight: ") : output.index("Origin: ")]

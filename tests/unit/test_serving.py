@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.goodput.spark.plugins.module_utils import serving
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer, ServingError
 
@@ -113,25 +112,6 @@ def test_environment_refuses_bad_names_and_line_breaks() -> None:
         serving.environment({"A-B": "1"}, {})
     with pytest.raises(ServingError, match="A holds a line break"):
         serving.environment({"A": "1\n2"}, {})
-
-
-def test_the_plan_file_fills_on_a_node(repository: Path) -> None:
-    plan = yaml.safe_load((repository / "vars/plans/virtual.yml").read_text())["goodput_plan"]
-    values = VALUES | {"model_path": "/srv/goodput/models/tiny", "model_name": "tiny"}
-    for name in ("lmcache_server_args", "dynamo_worker_args", "dynamo_frontend_args", "lmcache_coordinator_args"):
-        for word in serving.arguments(plan[name], values):
-            assert not serving.PLACEHOLDER.search(word)
-    server = serving.arguments(plan["lmcache_server_args"], values)
-    worker = serving.arguments(plan["dynamo_worker_args"], values)
-    sizes = plan["sizes"]
-    adapter = json.loads(serving.argument(server, "--l2-adapter") or "")
-    # The sizes are said twice until a planner writes both.
-    assert float(serving.argument(server, "--l1-size-gb") or 0) == sizes["l1_gib"]
-    assert serving.argument(server, "--chunk-size") == str(sizes["chunk_size_tokens"])
-    assert adapter["max_capacity_gb"] == sizes["l2_capacity_gib"] and adapter["eviction"]["eviction_policy"] == "LRU"
-    assert serving.argument(worker, "--block-size") == str(sizes["block_size_tokens"])
-    assert serving.argument(worker, "--num-gpu-blocks-override") == str(sizes["kv_blocks"])
-    assert serving.environment(plan["env"], values)
 
 
 # Before a change
