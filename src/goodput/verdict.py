@@ -272,7 +272,8 @@ class Recorder:
             config.hook.pytest_deselected(items=away)
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> None:
-        if _LAYER_FILE.fullmatch(file_path.name):
+        wanted = any(file_path.match(pattern) for pattern in parent.config.getini("python_files"))
+        if wanted and _LAYER_FILE.fullmatch(file_path.name):
             layer = layer_of(file_path)
             if layer not in self.present and (not self.asked or layer in self.asked):
                 self.present.append(layer)

@@ -201,3 +201,13 @@ def test_remembered(host, sh):
     lines = marks.read_text().split()
     # One from the shell of each node, one that was meant for the first alone.
     assert len(set(lines)) == len(lines) == 3
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_deep_files_count_only_when_asked_for(tmp_path: Path, deep: bool) -> None:
+    suite = write_suite(tmp_path, host=GOOD)
+    (suite / "deep_80_tiers.py").write_text(GOOD)
+    inventory, output = write_inventory(tmp_path, spark1=LOCAL), tmp_path / "verdict.json"
+    command = [sys.executable, "-m", "goodput.verify", "--inventory", str(inventory), "--suite", str(suite)]
+    subprocess.run([*command, "--output", str(output), *(["--deep"] if deep else [])], check=True, cwd=ROOT)
+    assert sorted(json.loads(output.read_text())["nodes"]["spark1"]) == (["host", "tiers"] if deep else ["host"])
