@@ -65,6 +65,12 @@ class Tier:
         sizes = [int(line) for line in found["f"].stdout.split()]
         return len(sizes), sum(sizes)
 
+    def digest(self) -> str:
+        """One sha256 over names and contents of those objects."""
+        find = f"find {self.path} -name 'test-model@*' -newermt @{self.began} -print0"
+        command = f"{find} | sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1"
+        return str(self.sh({"d": command}, fresh=True)["d"].stdout.strip())
+
     def drive(self) -> dict[str, Any]:
         """Every request twice with checksums; the client's own summary."""
         blocks = max(REQUESTS * CHUNKS * self.chunk_tokens // BLOCK_TOKENS, 256)
@@ -128,13 +134,22 @@ def test_chunks_go_down_to_l2_and_come_back(host: Any, sh: Callable[..., Any], c
             "L2 did not get every chunk: is the store policy skip or the disk full?",
             what="objects, bytes",
         )
+        digest = tier.digest()
         tier.restart()
         before = tier.counters()
         loaded = tier.drive()
         second = grown(before, tier.counters())
-        check(passed(loaded), f"{REQUESTS} right, 0 wrong", log, what="checksums after a restart")
+        # The client compares only what it stored itself, so the objects are compared on disk.
+        answered = re.search(r'"total_requests": (\d+)', json.dumps(loaded))
+        check(answered and int(answered[1]), REQUESTS, log, what="requests answered after a restart")
+        check(tier.digest(), digest, "an object in L2 changed under a restart", what="objects unchanged")
         remedy = "L1 was empty, so L2 was not read: compare the plan's L2 directory with the server's"
-        check(second["lookup_hit_l2_tokens"], tier.expected_tokens, remedy, what="tokens read from L2 after a restart")
+        # Every prompt is asked twice. What L2 gave once may stay in L1 or not.
+        hits = second["lookup_hit_l1_tokens"] + second["lookup_hit_l2_tokens"]
+        check(hits, 2 * tier.expected_tokens, remedy, what="tokens found after a restart")
+        from_l2 = second["lookup_hit_l2_tokens"]
+        least = f"at least {tier.expected_tokens}"
+        check(from_l2, least, remedy, ok=from_l2 >= tier.expected_tokens, what="of them in L2")
         check(second["l2_store_completed_objects_chunks"], 0, "a chunk in L2 was stored again", what="stored again")
     finally:
         sh({"clean": f"find {tier.path} -name 'test-model@*' -newermt @{tier.began} -delete"}, fresh=True)
