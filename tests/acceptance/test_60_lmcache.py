@@ -23,9 +23,12 @@ HARDENED = {
     "LimitMEMLOCK": "infinity",
     "StartLimitIntervalUSec": "0",
 }
+UNITS = (UNIT, "goodput-coordinator")
 COMMANDS = {
+    "decided": "cat /etc/goodput/lmcache.json",
+    **{unit: f"tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID {unit})/cmdline" for unit in UNITS},
+    "running": f"systemctl is-active {' '.join(UNITS)}",
     "show": f"systemctl show {UNIT} -p ActiveState,UnitFileState,MainPID,Restart,IPAddressDeny,{','.join(HARDENED)}",
-    "words": f"tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID {UNIT})/cmdline",
     "sockets": f"ss -Hltnp | grep pid=$(systemctl show -P MainPID {UNIT}),",
 }
 
@@ -42,7 +45,9 @@ def value(words: list[str], flag: str) -> str:
 def state(host: Any, sh: Callable[..., Any]) -> dict[str, Any]:
     """systemd's properties, the words of the process, and the server's own /status and /healthcheck."""
     answers = sh(COMMANDS)
-    words = answers["words"].stdout.splitlines()
+    if UNIT not in json.loads(answers["decided"].stdout or "{}") and answers["decided"].ok:
+        pytest.skip("this arrangement has no LMCache server; that none runs is checked")
+    words = answers[UNIT].stdout.splitlines()
     found: dict[str, Any] = {"show": properties(answers["show"].stdout), "words": words, "status": {}, "health": ""}
     found["listen"] = [line.split()[3] for line in answers["sockets"].stdout.splitlines()]
     if "--http-host" in words:
@@ -51,6 +56,25 @@ def state(host: Any, sh: Callable[..., Any]) -> dict[str, Any]:
         found["health"] = asked["healthcheck"].stdout or asked["healthcheck"].stderr
         found["status"] = json.loads(asked["status"].stdout or "{}")
     return found
+
+
+def test_what_runs_is_what_was_decided(host: Any, sh: Callable[..., Any], check: Callable[..., None]) -> None:
+    "Every unit runs the arguments that the plan decided, and no unit of another arrangement runs"
+    answers = sh(COMMANDS)
+    decided: dict[str, list[str]] = json.loads(answers["decided"].stdout or "{}")
+    check(answers["decided"].rc, 0, AGAIN, what="/etc/goodput/lmcache.json")
+    states = answers["running"].stdout.split()
+    running = [unit for unit, state in zip(UNITS, states, strict=True) if state not in ("inactive", "unknown")]
+    check(sorted(running), sorted(decided), AGAIN, what="units")
+    for unit, arguments in decided.items():
+        # Before the arguments stand python3, the program and its subcommand.
+        check(
+            answers[unit].stdout.splitlines()[3:],
+            arguments,
+            f"`systemctl restart {unit}`; {AGAIN}",
+            what=unit,
+            unit=unit,
+        )
 
 
 def test_runs_and_is_healthy(host: Any, state: dict[str, Any], check: Callable[..., None]) -> None:
