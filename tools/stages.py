@@ -60,6 +60,7 @@ def stages() -> list[Stage]:
         Stage("stock pair", ["make", "virtual-fresh", "virtual-up"]),
         Stage("check on stock nodes", [*play, "--check", "site.yml"], env_file=True),
         Stage("molecule default", ["molecule", "test", "-s", "default", "--destroy=never"], env_file=True),
+        Stage("molecule power", ["molecule", "test", "-s", "power", "--destroy=never"], env_file=True),
         Stage("molecule serving", ["molecule", "test", "-s", "serving", "--destroy=never"], env_file=True),
         Stage("faults", ["pytest", "tests/faults", "-q", "-rs", "-x"], env_file=True),
         Stage("core-next-converge", [f"{NEXT_VENV}/bin/ansible-playbook", *play[1:], "playbooks/host.yml"], True, why),

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 # These make nothing on a node.
-READ_ONLY = {"preflight", "verify"}
+READ_ONLY = {"plan", "power_gate", "preflight", "verify"}
 
 
 def plays(path: Path) -> list[dict[str, Any]]:

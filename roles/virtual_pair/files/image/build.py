@@ -34,7 +34,7 @@ def names(path: Path, arch: str) -> list[str]:
 
 def recipe_hash(arch: str) -> str:
     digest = hashlib.sha256(f"{SUITE} {SIZE} {arch}".encode())
-    for path in sorted([*HERE.glob("*"), *STANDINS.glob("*")]):
+    for path in sorted([*HERE.glob("*"), *STANDINS.glob("*"), *STANDINS.glob("bin/*")]):
         if path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:12]

@@ -17,6 +17,8 @@ printf '[main]\nno-auto-default=*\n' >"$r/etc/NetworkManager/conf.d/90-no-auto-d
 cp "$STANDINS/virtual-pair-rails.service" "$r/etc/systemd/system/"
 cp "$STANDINS/virtual-pair-rails" "$r/usr/local/sbin/"
 chmod 755 "$r/usr/local/sbin/virtual-pair-rails"
+# Programs that stand in for hardware; each says so in --version or its first line.
+install -m 755 -t "$r/usr/local/bin" "$STANDINS"/bin/*
 chroot "$r" systemctl -q enable NetworkManager ssh serial-getty@ttyS0 virtual-pair-rails
 chroot "$r" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer e2scrub_reap.service e2scrub_all.timer fstrim.timer \
   dpkg-db-backup.timer systemd-networkd.service systemd-networkd.socket systemd-networkd-wait-online.service
