@@ -373,10 +373,6 @@ def _bench_step(name: str, request: Request, console: Console, run: Run) -> Outc
     return outcome
 
 
-# At the end: it uses what is defined above.
-app.add_typer(importlib.import_module("goodput.profile_cli").profile_app, name="profile")
-
-
 def main() -> None:
     """Entry point."""
     if not (ROOT / "site.yml").is_file() and not (ROOT / "playbooks").is_dir():
@@ -385,4 +381,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Run as a module this file would exist twice: here and as what the commands import.
+    from goodput.cli import main as run
+
+    run()
+else:
+    # At the end: it uses what is defined above.
+    app.add_typer(importlib.import_module("goodput.profile_cli").profile_app, name="profile")
