@@ -580,8 +580,11 @@ def claim(host: Host, role: str, items: dict[str, Iterable[str]], check: bool = 
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def record(host: Host, role: str, check: bool = False) -> Result:
-    """Write down checksum, mode and owner of the listed files as they are now."""
+def record(host: Host, role: str, check: bool = False, volatile: Iterable[str] = ()) -> Result:
+    """Write down checksum, mode and owner of the listed files as they are now.
+
+    ``volatile`` files are rewritten by a program of the role: they are listed, and removed by undo, but not recorded.
+    """
     check_role(role)
     before = load(host, role)
     if before is None:
@@ -592,7 +595,10 @@ def record(host: Host, role: str, check: bool = False) -> Result:
         )
     manifest = copy.deepcopy(before)
     result = Result(before=before, after=manifest)
+    skipped = set(volatile)
     for path, item in manifest["files"].items():
+        if path in skipped:
+            continue
         recorded = look_recorded(host.path(path), item.get("recorded"))
         if recorded != item.get("recorded"):
             item["recorded"] = recorded

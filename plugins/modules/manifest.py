@@ -75,6 +75,13 @@ options:
     type: list
     elements: path
     default: []
+  volatile:
+    description:
+      - Listed files that a program of the role rewrites. With V(recorded) their content is not written down, so it is
+        neither drift nor an edit of the user.
+    type: list
+    elements: path
+    default: []
   remove_data:
     description:
       - Consent to remove the content of O(data_paths) on V(absent).
@@ -173,6 +180,7 @@ def argument_spec() -> dict[str, Any]:
         "role": {"type": "str", "required": True},
         "state": {"type": "str", "choices": ["claimed", "recorded", "absent", "read"], "default": "claimed"},
         **{section: paths if section in logic.PATH_SECTIONS else names for section in logic.SECTIONS},
+        "volatile": paths,
         "remove_data": {"type": "bool", "default": False},
         "root": {"type": "path", "default": "/"},
     }
@@ -187,7 +195,7 @@ def main() -> None:
         if params["state"] == "claimed":
             result = logic.claim(host, role, {section: params[section] for section in logic.SECTIONS}, check)
         elif params["state"] == "recorded":
-            result = logic.record(host, role, check)
+            result = logic.record(host, role, check, params["volatile"])
         elif params["state"] == "absent":
             result = logic.undo(host, role, params["remove_data"], check)
         else:

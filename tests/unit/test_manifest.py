@@ -308,6 +308,16 @@ def test_large_files_are_hashed_again_only_when_they_changed(tree: Tree, monkeyp
     assert m.record(tree.host, "demo").recorded == ["/opt/archive"]
 
 
+def test_a_volatile_file_is_neither_recorded_nor_drift_and_goes_with_the_role(tree: Tree) -> None:
+    m.claim(tree.host, "host", {"files": ["/var/lib/x/state.json"]})
+    for content in ("one", "two"):
+        tree.write("/var/lib/x/state.json", content)
+        assert not m.record(tree.host, "host", volatile=["/var/lib/x/state.json"]).changed
+    assert m.read(tree.host, "host").drift == []
+    assert m.undo(tree.host, "host").saved == []
+    assert not tree.at("/var/lib/x/state.json").exists()
+
+
 def test_record_without_a_claim_says_what_to_do(tree: Tree) -> None:
     with pytest.raises(m.ManifestError, match="claims before it records"):
         m.record(tree.host, "demo")
