@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def duration(seconds: float | None) -> str:
-    """``93784`` -> ``1 d 2:03``; the last part is minutes. Below an hour ``3:04`` is minutes and seconds, with a unit."""
+    """``93784`` -> ``1 d 2:03 h``, ``7380`` -> ``2:03 h``, ``123`` -> ``2:03 min``."""
     if seconds is None:
         return "-"
     whole = int(seconds)
