@@ -33,7 +33,8 @@ words() { tr '\0' '\n' < "/proc/$1/cmdline"; }
 flag() { words "$1" | sed -n -e "/^$2\$/{n;p;q;}" -e "s/^$2=//p"; }
 variable() { tr '\0' '\n' < "/proc/$1/environ" | sed -n "s/^$2=//p"; }
 here() { case "${1:-0.0.0.0}" in 0.0.0.0|::) echo 127.0.0.1;; *) echo "$1";; esac; }
-ask() { curl -sS -m 20 --noproxy '*' -w '\n\036%{http_code} %{url_effective}\036\n' "$@" |
+rs=$(printf '\036')
+ask() { curl -sS -m 20 --noproxy '*' -w "\n$rs%{http_code} %{url_effective}$rs\n" "$@" |
   grep -v -e '^#' -e '^[a-zA-Z_:]*_bucket{'; }
 frontend() { p=$(main goodput-frontend); [ -n "$p" ] || return 0; h=$(flag $p --http-host); q=$(flag $p --http-port)
   echo "http://$(here $h):${q:-8000}"; }
@@ -161,5 +162,5 @@ def post(url: str, body: str) -> str:
     """
     return (
         f"printf %s {shlex.quote(body)} | curl -sS -N -m 3600 --noproxy '*' -H 'Content-Type: application/json' "
-        f"-w '\\n\\036%{{http_code}}\\n' --data-binary @- {shlex.quote(url)} 2>&1"
+        f"-w '\\n\x1e%{{http_code}}\\n' --data-binary @- {shlex.quote(url)} 2>&1"
     )

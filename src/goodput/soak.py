@@ -12,7 +12,7 @@ import json
 import shlex
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ansible_collections.goodput.spark.plugins.module_utils import chat_probe
 
 from goodput import soak_client
 from goodput.node_questions import Process
+from goodput.status import Site
 
 Request = Mapping[str, Any]
 REQUEST_COLUMNS = (
@@ -228,3 +229,38 @@ def progress(requests: Sequence[Request], elapsed: float, window_seconds: float 
         f"  output {_sum(late, 'completion_tokens') / span:.1f} tokens/s"
         f"  cached {cached}"
     )
+
+
+def shifted(sample: Sample, lag_seconds: float) -> Sample:
+    """The same sample on the clock of the requests; what came before the first request counts as second 0."""
+    return replace(sample, seconds=round(max(0.0, sample.seconds - lag_seconds), 1))
+
+
+def as_object(row: Growth) -> dict[str, Any]:
+    return {**asdict(row), "growth_bytes": row.growth_bytes}
+
+
+def counted(before: Site, after: Site) -> dict[str, float | None]:
+    """Requests that each node's worker counted between two looks; from zero where it was restarted."""
+    earlier = {node.name: node.requests or 0.0 for node in before.nodes}
+    found: dict[str, float | None] = {}
+    for node in after.nodes:
+        if node.name in after.workers or node.requests is not None:
+            now = node.requests
+            found[node.name] = None if now is None else now - earlier[node.name] if now >= earlier[node.name] else now
+    return found
+
+
+def restarts(before: Site, after: Site) -> list[str]:
+    """Units that another process serves than before, and nodes that do not answer any more."""
+    earlier = {(node.name, unit.name): unit for node in before.nodes for unit in node.units}
+    found = []
+    for node in after.nodes:
+        if node.error:
+            found.append(node.error)
+        for unit in node.units:
+            old = earlier.get((node.name, unit.name))
+            if old is not None and old.main_pid and old.main_pid != unit.main_pid:
+                look = f"`goodput logs {unit.name.removeprefix('goodput-')}`"
+                found.append(f"{unit.name} on {node.name} was restarted or ended; {look}")
+    return found

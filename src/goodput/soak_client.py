@@ -21,9 +21,9 @@ from typing import Any
 from ansible_collections.goodput.spark.plugins.module_utils.chat_probe import Completion, ask
 
 NOUNS = (
-    "def return class test path index value error queue cache token block node retry parse config import self None True"
-    " assert open read write log key list dict"
-).split()
+    *("def", "return", "class", "test", "path", "index", "value", "error", "queue", "cache", "token", "block", "node"),
+    *("retry", "parse", "config", "import", "self", "None", "True", "assert", "open", "read", "write", "log", "list"),
+)
 PROJECTS = 3
 #: Shares of the longest prompt: instructions, a project's files, the shortest and longest tool output.
 SHARES = (0.12, 0.18, 0.02, 0.12)
@@ -66,7 +66,7 @@ def longer(
     tokens_per_word: float,
     limit: int,
 ) -> list[dict[str, str]] | None:
-    """The next turn's messages, or None if their prompt would pass ``limit`` tokens; ``used_tokens``: the last prompt's."""
+    """The next turn's messages, or None if their prompt would pass ``limit`` tokens. The last had ``used_tokens``."""
     if used_tokens + len(f"{answer} {more['content']}".split()) * tokens_per_word > limit:
         return None
     return [*messages, {"role": "assistant", "content": answer}, more]
