@@ -51,7 +51,7 @@ def split(text: str) -> tuple[list[str], str | None]:
     """(entries, cursor). An entry that spans lines stays one."""
     entries: list[str] = []
     cursor = None
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n") if text else []:
         if line.startswith(_CURSOR):
             cursor = line[len(_CURSOR) :].strip()
         elif entries and not _STAMP.match(line) and not line.startswith("-- "):

@@ -181,6 +181,8 @@ def findings(
     for name, count in counted.items():
         if figures_["requests"] and not count:
             found.append(f"the worker on {name} counted no request, required at least 1; raise --concurrency")
+    if not rows:
+        found.append("found no process of a goodput unit to watch; `goodput status`")
     found += restarts
     for row in rows:
         if not row.lasted:

@@ -18,9 +18,10 @@ class NoMatplotlib(Exception):
 
 
 def bins(requests: Sequence[Request], seconds: float, wanted: int = 60) -> tuple[float, list[list[Request]]]:
-    """(width in seconds, requests by the bin in which they ended); at most ``wanted`` bins of at least a second."""
-    width = max(1.0, seconds / wanted)
-    found: list[list[Request]] = [[] for _ in range(max(1, int(seconds / width + 0.999)))]
+    """(width in seconds, good requests by the bin in which they ended); at most ``wanted`` bins of a second or more."""
+    count = max(1, min(wanted, round(seconds)))
+    width = max(seconds, 1e-9) / count
+    found: list[list[Request]] = [[] for _ in range(count)]
     for each in requests:
         if each["state"] == "ok":
             found[min(len(found) - 1, int((each["start_seconds"] + each["seconds"]) / width))].append(each)
@@ -80,16 +81,18 @@ def _waits(axes: Any, requests: Sequence[Request], workers: Mapping[str, str], s
 
 def _rates(axes: Any, requests: Sequence[Request], seconds: float) -> None:
     width, found = bins(requests, seconds)
-    x = [index * width for index in range(len(found))]
+    x = [index * width for index in range(len(found) + 1)]
     output = [sum(each["completion_tokens"] or 0 for each in part) / width for part in found]
-    answers = [len(part) / width for part in found]
-    axes.step([*x, seconds], [*output, output[-1]], where="post", color=COLOURS[2], label="output tokens/s (left)")
+    prompts = [sum(each["prompt_tokens"] or 0 for each in part) for part in found]
+    cached = [sum(each["cached_tokens"] or 0 for each in part) for part in found]
+    share = [100 * part / whole if whole else float("nan") for part, whole in zip(cached, prompts, strict=True)]
+    axes.step(x, [*output, output[-1]], where="post", color=COLOURS[2], label="output tokens/s (left)")
     axes.set_ylabel("output tokens/s")
     axes.set_ylim(bottom=0)
     other = axes.twinx()
-    other.step([*x, seconds], [*answers, answers[-1]], where="post", color=COLOURS[4], label="requests/s (right)")
-    other.set_ylabel("requests/s")
-    other.set_ylim(bottom=0)
+    other.step(x, [*share, share[-1]], where="post", color=COLOURS[4], label="cached prompt tokens, % (right)")
+    other.set_ylabel("cached, %")
+    other.set_ylim(0, 105)
     other.spines["top"].set_visible(False)
     lines = [*axes.get_lines(), *other.get_lines()]
     axes.legend(lines, [line.get_label() for line in lines], loc="lower right", fontsize="small", ncols=2)

@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(value: float | None, unit: str = "bytes") -> str:
-    """``1536`` -> ``1.50 KiB``; other units get decimal steps: ``31200`` packets -> ``31.2 k packets``."""
+    """``1536`` -> ``1.5 KiB``; packets get decimal steps: ``31200`` -> ``31.2 k pkt``."""
     if value is None:
         return "-"
     step, names = (1024.0, ("B", "KiB", "MiB", "GiB", "TiB")) if unit == "bytes" else (1000.0, ("", "k", "M", "G", "T"))
@@ -34,7 +34,7 @@ def size(value: float | None, unit: str = "bytes") -> str:
     while abs(value) >= step and at < len(names) - 1:
         value, at = value / step, at + 1
     number = f"{value:.0f}" if at == 0 else f"{value:.3g}" if value < 100 else f"{value:.0f}"
-    return " ".join(part for part in (number, names[at], "" if unit == "bytes" else unit) if part)
+    return " ".join(part for part in (number, names[at], "" if unit == "bytes" else "pkt") if part)
 
 
 def percent(value: float | None) -> str:
@@ -77,20 +77,20 @@ def nodes_table(site: Site) -> Table:
 
 
 def rails_table(nodes: list[Node]) -> Table:
-    columns = ("node", "rail", "state", "address", "speed", "MTU", "RoCE device", "sent", "received", "loss events")
-    table = _table(*columns, right=("MTU", "sent", "received", "loss events"))
+    columns = ("node", "rail", "state", "address", "link", "RoCE device", "sent / received", "losses")
+    table = _table(*columns, right=columns[6:])
     for node in nodes:
         for rail in node.rails:
+            link = [f"{rail.speed_mbps / 1000:g} Gb/s"] if rail.speed_mbps else []
+            link += [f"MTU {rail.mtu_bytes}"] if rail.mtu_bytes else []
             table.add_row(
                 node.name,
                 rail.netdev,
                 _state("up" if rail.up else "down", rail.up),
                 ", ".join(rail.addresses) or "-",
-                f"{rail.speed_mbps / 1000:g} Gb/s" if rail.speed_mbps else "-",
-                str(rail.mtu_bytes or "-"),
+                ", ".join(link),
                 rail.device,
-                size(rail.sent, rail.unit),
-                size(rail.received, rail.unit),
+                f"{size(rail.sent, rail.unit)} / {size(rail.received, rail.unit)}" if rail.unit else "not counted",
                 count(rail.losses),
             )
     return table
@@ -149,19 +149,18 @@ def serving_table(site: Site) -> Table:
     return table
 
 
-def frontend_line(site: Site) -> Text:
+def frontend_lines(site: Site) -> Text:
     figures = site.figures
     mean = figures.get("ttft_mean_seconds")
-    parts = [
-        f"model {site.model or '-'}",
-        f"requests {count(figures.get('requests'))}, failed {count(figures.get('failed_requests'))},"
-        f" running {count(figures.get('running_requests'))}",
-        f"prompt tokens {count(figures.get('prompt_tokens'))}, cached {percent(figures.get('cached_share'))}",
-        f"TTFT mean {'-' if mean is None else f'{mean:.3f} s'}",
-        f"router's expected hit rate {percent(figures.get('router_hit_rate'))},"
-        f" locality given up {count(figures.get('locality_given_up'))} times",
-    ]
-    return Text("frontend: " + "; ".join(parts))
+    return Text(
+        f"frontend: model {site.model or '-'}; requests {count(figures.get('requests'))}, failed"
+        f" {count(figures.get('failed_requests'))}, running {count(figures.get('running_requests'))};"
+        f" TTFT mean {'-' if mean is None else f'{mean:.3f} s'}\n"
+        f"  prompt tokens {count(figures.get('prompt_tokens'))}, cached {percent(figures.get('cached_share'))};"
+        f" router expected {percent(figures.get('router_hit_rate'))}, gave up locality"
+        f" {count(figures.get('locality_given_up'))} times\n"
+        "  counted since each process started; - means nothing counted yet"
+    )
 
 
 def headline(site: Site) -> Text:
@@ -193,7 +192,7 @@ def screen(site: Site, title: str) -> RenderableType:
     if site.serves or any(node.requests is not None for node in site.nodes):
         parts.append(serving_table(site))
     if site.serves:
-        parts += [frontend_line(site), Text("  counted since each process started; - means nothing counted yet")]
+        parts.append(frontend_lines(site))
     if site.problems:
         parts += [Text(""), *(Text(f"  {problem}", style="red") for problem in site.problems)]
     return Group(*parts)
