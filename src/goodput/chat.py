@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.goodput.spark.plugins.module_utils.chat_probe import Completion, body, read_stream, verdict
-from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer, instances, samples, values
+from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer, instances, values
 
 from goodput import node_questions
 from goodput.session import Session
@@ -44,7 +44,7 @@ def parse_endpoint(text: str, management: Mapping[str, str], model: str | None =
         raise NoEndpoint("no frontend runs on the first node; `goodput status`, then `goodput logs frontend`")
     url, answers = next(iter(found.items()))
     nothing = Answer(0, "no answer")
-    health, models, metrics = (answers.get(path, nothing) for path in ("/health", "/v1/models", "/metrics"))
+    health, models = (answers.get(path, nothing) for path in ("/health", "/v1/models"))
     listed = [str(entry.get("id")) for entry in ((models.json() or {}).get("data") or [])]
     if models.status != 200 or not listed:
         raise NoEndpoint(f"{url} lists no model ({models.words()}); it may still start: `goodput logs worker`")
@@ -56,7 +56,8 @@ def parse_endpoint(text: str, management: Mapping[str, str], model: str | None =
     workers = {each["id"]: named.get(each["address"], each["address"]) for each in alive}
     # 0 where the engine does not say.
     context = max(
-        values(samples(metrics.text), "dynamo_frontend_model_context_length", model=model or listed[0]), default=0
+        values(node_questions.counters(answers), "dynamo_frontend_model_context_length", model=model or listed[0]),
+        default=0,
     )
     return Endpoint(url, model or listed[0], workers, int(context) or None)
 

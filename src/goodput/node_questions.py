@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import shlex
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ansible_collections.goodput.spark.plugins.module_utils.rdma_counters import LOSS_COUNTERS, SOURCES
-from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer
+from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer, Sample, samples
 
 ETCD, LMCACHE, WORKER, FRONTEND = "goodput-etcd", "goodput-lmcache", "goodput-worker", "goodput-frontend"
 L2_MOUNT = "/srv/goodput/l2"
@@ -143,6 +143,12 @@ def answers(text: str) -> dict[str, dict[str, Answer]]:
         unit: {urllib.parse.urlsplit(url).path: answer for url, answer in replies(body)}
         for unit, body in zip(parts[::2], parts[1::2], strict=False)
     }
+
+
+def counters(answers: Mapping[str, Answer]) -> list[Sample]:
+    """The samples of /metrics; none unless it answered."""
+    answer = answers.get("/metrics")
+    return samples(answer.text) if answer is not None and answer.status == 200 else []
 
 
 def replies(text: str) -> Iterator[tuple[str, Answer]]:

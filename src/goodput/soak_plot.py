@@ -50,7 +50,7 @@ def draw(
     _rates(rates, requests, seconds)
     _memory(memory, samples, warm_up_seconds)
     memory.set_xlabel("seconds since the first request")
-    memory.set_xlim(0, max([seconds, *(each.seconds for each in samples)]))
+    memory.set_xlim(0, max([1.0, seconds, *(each.seconds for each in samples)]))
     for axes in (waits, rates, memory):
         axes.grid(True, alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)

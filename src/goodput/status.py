@@ -20,7 +20,6 @@ from ansible_collections.goodput.spark.plugins.module_utils.serving import (
     Sample,
     instances,
     lmcache_checks,
-    samples,
     values,
 )
 
@@ -259,7 +258,7 @@ def parse_tiers(answers: Mapping[str, Answer], l2: str) -> list[Tier]:
     """
     nothing = Answer(0, "")
     status, config = answers.get("/status", nothing).json(), answers.get("/config", nothing).json()
-    counted = samples(answers.get("/metrics", nothing).text)
+    counted = node_questions.counters(answers)
     tiers = []
     usage = _in(status, "storage_manager", "l1_usage")
     if isinstance(usage, list) and len(usage) == 2:
@@ -292,9 +291,7 @@ def parse_tiers(answers: Mapping[str, Answer], l2: str) -> list[Tier]:
 
 def parse_figures(answers: Mapping[str, Mapping[str, Answer]]) -> dict[str, float | None]:
     """Hit rates and failures that this node counts: LMCache's lookups, the engine's prefix cache."""
-    nothing = Answer(0, "")
-    lmcache = samples(answers.get(LMCACHE, {}).get("/metrics", nothing).text)
-    worker = samples(answers.get(WORKER, {}).get("/metrics", nothing).text)
+    lmcache, worker = (node_questions.counters(answers.get(unit, {})) for unit in (LMCACHE, WORKER))
     asked = total(lmcache, "lmcache_mp_lookup_requested_tokens_total")
     return {
         "lookup_tokens": asked,
@@ -329,7 +326,7 @@ def parse_node(name: str, address: str, answers: Mapping[str, Result]) -> Node:
         )
         node.problems += _failed(lmcache_checks(health, config, state, node.running.get(LMCACHE, ())))
     if WORKER in asked:
-        counted = samples(asked[WORKER].get("/metrics", Answer(0, "")).text)
+        counted = node_questions.counters(asked[WORKER])
         node.requests = total(counted, "dynamo_component_requests_total", dynamo_endpoint="generate")
     return node
 
@@ -379,7 +376,7 @@ def parse_site(
         site.model = str(listed[0].get("id", "")) if listed else ""
         if not listed:
             site.problems.append("frontend: no model is listed; `goodput logs worker`")
-        site.figures = frontend_figures(answers.get("/metrics", Answer(0, "")).text)
+        site.figures = frontend_figures(node_questions.counters(answers))
     if not frontends and any(node.units for node in nodes):
         site.problems.append("no frontend runs; `goodput logs frontend`")
     if site.serves:
@@ -400,9 +397,8 @@ def parse_site(
     return site
 
 
-def frontend_figures(text: str) -> dict[str, float | None]:
+def frontend_figures(found: Sequence[Sample]) -> dict[str, float | None]:
     """What the frontend has counted since its start. ``cached_share``: prompt tokens found in a device's cache."""
-    found = samples(text)
     prompt = total(found, "dynamo_frontend_input_sequence_tokens_sum")
     requests = total(found, "dynamo_frontend_requests_total")
     good = total(found, "dynamo_frontend_requests_total", status="success")

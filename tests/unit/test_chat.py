@@ -73,8 +73,7 @@ def site(tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     }
     yield tmp_path / "hosts.yml", environment
     process.kill()
-    process.wait()
-    process.stdout.close()
+    process.communicate()
 
 
 def goodput(site: tuple[Path, dict[str, str]], command: str, *words: str, stdin: str = "") -> Any:
