@@ -148,7 +148,7 @@ def figures(requests: Sequence[Request], seconds: float, workers: Mapping[str, s
 def growth(samples: Sequence[Sample], warm_up_seconds: float) -> list[Growth]:
     """One row a process, in the order of nodes and units as sampled.
 
-    ``lasted`` is False for a process that is missing from the first or the last sample of its node: it was restarted.
+    ``lasted`` is False for a process that is missing from the first or the last sample of its node.
     """
     processes: dict[tuple[str, str, int], list[Sample]] = {}
     ends: dict[str, list[float]] = {}
@@ -185,9 +185,8 @@ def findings(
         found.append("found no process of a goodput unit to watch; `goodput status`")
     found += restarts
     for row in rows:
-        if not row.lasted:
-            found.append(f"{row.unit} on {row.node}: process {row.pid} did not last the whole run")
-        elif row.growth_bytes > max_growth_bytes:
+        # A helper that came and went tells nothing; a unit's main process that did is among the restarts.
+        if row.lasted and row.growth_bytes > max_growth_bytes:
             grown = f"{row.growth_bytes / MIB:.1f} MiB after the warm-up"
             found.append(
                 f"{row.unit} on {row.node} ({row.program}) grew by {grown}, allowed {max_growth_bytes / MIB:g} MiB"

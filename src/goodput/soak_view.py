@@ -30,7 +30,7 @@ def report(summary: Mapping[str, Any], folder: str) -> RenderableType:
     allowed = summary["options"]["max_growth_mib"]
     for row in summary["memory"]:
         grown = row["growth_bytes"] / MIB
-        style = "bold red" if grown > allowed or not row["lasted"] else ""
+        style = "dim" if not row["lasted"] else "bold red" if grown > allowed else ""
         sizes = (f"{row[key] / MIB:.1f}" for key in ("start_bytes", "warm_bytes", "end_bytes"))
         memory.add_row(row["unit"], row["node"], row["program"], *sizes, Text(f"{grown:+.1f}", style=style))
     served = ", ".join(f"{name} {count:,}" for name, count in summary["requests_by_worker"].items())
