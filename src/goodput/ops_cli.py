@@ -232,6 +232,7 @@ def chat(
                         answer = {"role": "assistant", "content": result.text}
                         messages += [{"role": "user", "content": words}, answer]
         except EOFError:
+            console.print()
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
