@@ -17,7 +17,7 @@ from ansible_collections.goodput.spark.plugins.module_utils.serving import Answe
 ETCD, LMCACHE, WORKER, FRONTEND = "goodput-etcd", "goodput-lmcache", "goodput-worker", "goodput-frontend"
 L2_MOUNT = "/srv/goodput/l2"
 UNIT_PROPERTIES = (
-    "Id", "Type", "LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts", "Result",
+    "Id", "Type", "RemainAfterExit", "LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts", "Result",
     "ActiveEnterTimestampMonotonic",
 )  # fmt: skip
 _PORT = "*/ports/1"

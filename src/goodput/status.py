@@ -217,7 +217,7 @@ def parse_rails(rdma: str, net: str, addresses: str, plan: str) -> tuple[list[Ra
 def parse_units(text: str, uptime_seconds: float | None, processes: Sequence[Process]) -> tuple[list[Unit], list[str]]:
     """The goodput units that are installed, and those that should run and do not.
 
-    One that is enabled should be active; a oneshot only must not have failed (a timer may start it).
+    One that is enabled should be active; a oneshot that does not stay only must not have failed.
     """
     units, problems = [], []
     for block in text.strip().split("\n\n"):
@@ -227,7 +227,8 @@ def parse_units(text: str, uptime_seconds: float | None, processes: Sequence[Pro
             continue
         active, short = found.get("ActiveState", ""), name.removesuffix(".service")
         enabled = found.get("UnitFileState") in ("enabled", "enabled-runtime")
-        down = active == "failed" or (found.get("Type") != "oneshot" and enabled and active != "active")
+        stays = found.get("Type") != "oneshot" or found.get("RemainAfterExit") == "yes"
+        down = active == "failed" or (stays and enabled and active != "active")
         since = _number(found.get("ActiveEnterTimestampMonotonic"))
         age = None
         if active == "active" and since and uptime_seconds is not None:

@@ -153,6 +153,14 @@ def test_the_recorded_stream() -> None:
     assert result.workers == [f"{5049125777616451320:x}"]
 
 
+def test_reasoning_is_told_apart_and_nothing_twice() -> None:
+    deltas = [{"reasoning_content": "hm"}, {"reasoning_content": " so"}, {"content": "a"}, {"content": "b"}]
+    lines = [f"data: {json.dumps({'choices': [{'delta': delta}]})}" for delta in deltas]
+    pieces: list[tuple[str, bool]] = []
+    chat.read([*lines, "data: [DONE]", "\x1e200"], lambda piece, reasoning: pieces.append((piece, reasoning)))
+    assert pieces == [("hm", True), (" so", True), ("a", False), ("b", False)]
+
+
 def test_a_stream_that_breaks_off() -> None:
     lines = STREAM.split("\n")
     result = chat.read([*lines[:4], "curl: (18) transfer closed", "\x1e200"], lambda piece, reasoning: None)

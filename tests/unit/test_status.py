@@ -210,7 +210,8 @@ def test_without_the_roles_file_cabled_functions_are_shown() -> None:
         (unit("goodput-x", "inactive", "dead"), "inactive", True),
         (unit("goodput-x", "activating", "auto-restart"), "starting", True),
         (unit("goodput-x", "inactive", "dead", UnitFileState="disabled"), "inactive", False),
-        (unit("goodput-x", "inactive", "dead", Type="oneshot", UnitFileState="static"), "inactive", False),
+        (unit("goodput-x", "inactive", "dead", Type="oneshot"), "inactive", False),
+        (unit("goodput-x", "inactive", "dead", Type="oneshot", RemainAfterExit="yes"), "inactive", True),
         (unit("goodput-x", "active", "exited", Type="oneshot"), "exited", False),
     ],
 )
