@@ -17,8 +17,8 @@ from ansible_collections.goodput.spark.plugins.module_utils.serving import Answe
 ETCD, LMCACHE, WORKER, FRONTEND = "goodput-etcd", "goodput-lmcache", "goodput-worker", "goodput-frontend"
 L2_MOUNT = "/srv/goodput/l2"
 UNIT_PROPERTIES = (
-    "Id", "Type", "RemainAfterExit", "LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts", "Result",
-    "ActiveEnterTimestampMonotonic",
+    "Id", "Type", "RemainAfterExit", "LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts",
+    "Result", "ActiveEnterTimestampMonotonic",
 )  # fmt: skip
 _PORT = "*/ports/1"
 _COUNTERS = [f"{_PORT}/{path}" for source in SOURCES for path in (source.sent, source.received)]
