@@ -34,7 +34,7 @@ flag() { words "$1" | sed -n -e "/^$2\$/{n;p;q;}" -e "s/^$2=//p"; }
 variable() { tr '\0' '\n' < "/proc/$1/environ" | sed -n "s/^$2=//p"; }
 here() { case "${1:-0.0.0.0}" in 0.0.0.0|::) echo 127.0.0.1;; *) echo "$1";; esac; }
 rs=$(printf '\036')
-ask() { curl -sS -m 20 --noproxy '*' -w "\n$rs%{http_code} %{url_effective}$rs\n" "$@" |
+ask() { curl -sS -m 15 --fail-early --noproxy '*' -w "\n$rs%{http_code} %{url_effective}$rs\n" "$@" |
   grep -v -e '^#' -e '^[a-zA-Z_:]*_bucket{'; }
 frontend() { p=$(main goodput-frontend); [ -n "$p" ] || return 0; h=$(flag $p --http-host); q=$(flag $p --http-port)
   echo "http://$(here $h):${q:-8000}"; }
