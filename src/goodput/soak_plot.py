@@ -122,4 +122,4 @@ def _memory(axes: Any, samples: Sequence[Sample], warm_up_seconds: float) -> Non
     axes.set_ylabel("resident memory, MiB")
     axes.set_ylim(bottom=0)
     if series:
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize="small")
