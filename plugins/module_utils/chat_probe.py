@@ -55,11 +55,14 @@ def words_for(block_size_tokens: int, blocks: float = 2.5) -> int:
     return math.ceil(block_size_tokens * blocks)
 
 
-def body(model: str, content: str, max_tokens: int) -> dict[str, Any]:
-    """The request. ``nvext`` is Dynamo's extension: it names the worker that answered."""
+def body(model: str, content: str | list[dict[str, str]], max_tokens: int) -> dict[str, Any]:
+    """The request for one user message or for a whole conversation (``role`` and ``content`` each).
+
+    ``nvext`` is Dynamo's extension: it names the worker that answered.
+    """
     return {
         "model": model,
-        "messages": [{"role": "user", "content": content}],
+        "messages": content if isinstance(content, list) else [{"role": "user", "content": content}],
         "max_tokens": max_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -135,7 +138,9 @@ def verdict(result: Completion) -> None:
         result.state = "ok"
 
 
-def ask(url: str, model: str, content: str, max_tokens: int = 16, timeout_seconds: float = 120.0) -> Completion:
+def ask(
+    url: str, model: str, content: str | list[dict[str, str]], max_tokens: int = 16, timeout_seconds: float = 120.0
+) -> Completion:
     """One POST to ``url`` (``http://host:port``) and the chat path, read to its end. A bad server does not raise."""
     result = Completion()
     place = urllib.parse.urlsplit(url)

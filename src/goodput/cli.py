@@ -42,6 +42,7 @@ app.add_typer(bench_app, name="bench")
 if importlib.util.find_spec("goodput.plan_cli") is not None:
     app.add_typer(importlib.import_module("goodput.plan_cli").plan_app, name="plan")
 app.command("power")(importlib.import_module("goodput.power_cli").power)
+importlib.import_module("goodput.ops_cli").register(app)
 
 InventoryOption = Annotated[
     Path | None,

@@ -46,6 +46,11 @@ class Node:
     def address(self) -> str:
         return str(self.variables.get("ansible_host", self.name))
 
+    @property
+    def management_address(self) -> str:
+        """What the nodes call each other by."""
+        return str(self.variables.get("goodput_management_address", self.address))
+
 
 def load(
     inventory: Path, pattern: str = "sparks", *, limit: str | None = None, basedir: Path | None = None

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -32,6 +32,10 @@ class Unreachable(Exception):
 
 class CommandTimeout(Exception):
     """A command ran longer than allowed."""
+
+
+class CommandFailed(Exception):
+    """A streamed command ended with another status than 0; the message is what it said."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,40 @@ class Session:
                 # A node that has just rebooted: one more try, then the cause is reported.
                 self.open()
                 return self._run_raw(commands, time.monotonic() + timeout_s)
+
+    def stream(self, command: str, timeout_s: float = 120.0) -> Iterator[str]:
+        """Lines of a command's output as they come; ``timeout_s`` bounds the wait for each.
+
+        Whoever stops reading early loses the shell (the next use opens another one); the command ends when it writes.
+        Raises CommandFailed after the last line, Unreachable, CommandTimeout.
+        """
+        with self.lock:
+            if self._process is None:
+                self.open()
+            frame = f"\x1e{self._token}".encode()
+            whole = False
+            try:
+                ends = f"printf '\\036{self._token} %d\\036' $?; printf '\\036{self._token}\\036' >&2\n"
+                self._write(f"( {command}\n) </dev/null; {ends}".encode(), time.monotonic() + timeout_s)
+                buffer = self._pending[self._stdout.fileno()]
+                while not whole:
+                    at = buffer.find(frame)
+                    whole = at >= 0
+                    end = at if whole else buffer.rfind(b"\n") + 1
+                    lines = bytes(buffer[:end]).decode(errors="replace").split("\n")
+                    del buffer[:end]
+                    yield from lines if whole and lines[-1] else lines[:-1]
+                    if not whole:
+                        self._pump(time.monotonic() + timeout_s)
+                deadline = time.monotonic() + timeout_s
+                self._read_until(self._stdout, frame, deadline)
+                status = int(self._read_until(self._stdout, b"\x1e", deadline))
+                said = self._read_until(self._stderr, frame + b"\x1e", deadline).decode(errors="replace").strip()
+            finally:
+                if not whole:
+                    self.close()
+            if status != 0:
+                raise CommandFailed(f"{self.node.name}: {said or f'exit status {status}'}")
 
     def close(self) -> None:
         if self._process is None:
