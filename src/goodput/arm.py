@@ -17,12 +17,13 @@ from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks impor
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.planner import make_plan
 from ansible_collections.goodput.spark.plugins.module_utils.serving import PLACEHOLDER
 
-from goodput.node_questions import FRONTEND, LMCACHE, WORKER
+from goodput.node_questions import COORDINATOR, FRONTEND, LMCACHE, WORKER
 
 PLANES = ("--discovery-backend", "--request-plane", "--event-plane")
 #: unit: (key of its list in a plan, flags that the roles add).
 LISTS = {
     LMCACHE: ("lmcache_server_args", ("--port", "--http-port")),
+    COORDINATOR: ("lmcache_coordinator_args", ()),
     WORKER: ("dynamo_worker_args", PLANES),
     FRONTEND: ("dynamo_frontend_args", ("--http-host", "--http-port", *PLANES)),
 }
@@ -98,14 +99,16 @@ def _shown(values: Sequence[str]) -> str:
 def against(plan: Mapping[str, Any], running: Mapping[str, Mapping[str, Sequence[str]]]) -> Arm:
     """One plan against ``{node: {unit: words of its main process}}``.
 
-    A unit that the plan needs on a node and that does not run differs; the frontend is looked at where it runs.
+    A unit that the plan needs and that does not run differs. Frontend and coordinator are needed on one node.
     """
     compared, found = 0, []
+    everywhere = {unit for units in running.values() for unit in units}
     for node, units in running.items():
         for unit, (key, added) in LISTS.items():
             words, planned = units.get(unit), plan[key]
             if words is None:
-                if planned and unit != FRONTEND:
+                alone = unit in (FRONTEND, COORDINATOR)
+                if planned and not (alone and (unit in everywhere or node != next(iter(running)))):
                     found.append(Difference(node, unit, "process", "runs", ""))
                 continue
             if not planned:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from ansible_collections.goodput.spark.plugins.module_utils.rdma_counters import LOSS_COUNTERS, SOURCES
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer, Sample, samples
 
-ETCD, LMCACHE, WORKER, FRONTEND = "goodput-etcd", "goodput-lmcache", "goodput-worker", "goodput-frontend"
+LMCACHE, COORDINATOR = "goodput-lmcache", "goodput-coordinator"
+WORKER, FRONTEND = "goodput-worker", "goodput-frontend"
 L2_MOUNT = "/srv/goodput/l2"
 UNIT_PROPERTIES = (
     "Id", "Type", "RemainAfterExit", "LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts",

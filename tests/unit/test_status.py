@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer
 
 from goodput import arm, node_questions, status, status_view
-from goodput.node_questions import FRONTEND, LMCACHE, WORKER
+from goodput.node_questions import COORDINATOR, FRONTEND, LMCACHE, WORKER
 from goodput.session import Result
 
 OPS = Path(__file__).parent / "data/ops"
@@ -239,7 +239,7 @@ def test_nothing_is_installed(answers: dict[str, Result]) -> None:
 NODES = [{"name": f"spark{n}", "server": n == 1, "total_bytes": 1531539456} for n in (1, 2)]
 HERE = {
     "node": "spark1", "management_address": "10.77.0.1", "model_path": "/srv/goodput/models/tiny", "model_name": "tiny",
-    "l2_path": "/srv/goodput/l2/tiny-1", "first_node_address": "10.77.0.1",
+    "rail_address": "192.168.100.1", "l2_path": "/srv/goodput/l2/tiny-1", "first_node_address": "10.77.0.1",
 }  # fmt: skip
 
 
@@ -262,7 +262,10 @@ def running(plan: dict[str, Any]) -> dict[str, dict[str, list[str]]]:
     }
     if plan["lmcache_server_args"]:
         units[LMCACHE] = words("lmcache_server_args", ["/usr/bin/python3", "/x/lmcache", "server"], [])
-    return {"spark1": units, "spark2": {name: list(value) for name, value in units.items() if name != FRONTEND}}
+    if plan["lmcache_coordinator_args"]:
+        units[COORDINATOR] = words("lmcache_coordinator_args", ["/usr/bin/python3", "/x/lmcache", "coordinator"], [])
+    both = {name: list(value) for name, value in units.items() if name not in (FRONTEND, COORDINATOR)}
+    return {"spark1": units, "spark2": both}
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +312,17 @@ def test_another_engine_and_a_process_too_many_differ(plans: dict[str, dict[str,
         (LMCACHE, "process", "runs"),
         (WORKER, "engine", "mocker"),
     }
+
+
+def test_a_coordinator_is_needed_once_and_left_over_without_peers(plans: dict[str, dict[str, Any]]) -> None:
+    plan = plans["super-c-p2p"]
+    seen = running(plan)
+    assert arm.against(plan, seen).exact
+    coordinator = seen["spark1"].pop(COORDINATOR)
+    assert [(item.node, item.unit) for item in arm.against(plan, seen).differences] == [("spark1", COORDINATOR)]
+    seen = running(plans["virtual"])
+    seen["spark1"][COORDINATOR] = coordinator
+    assert [item.unit for item in arm.against(plans["virtual"], seen).differences] == [COORDINATOR]
 
 
 def test_a_placeholder_stands_for_something() -> None:
