@@ -598,6 +598,9 @@ def record(host: Host, role: str, check: bool = False, volatile: Iterable[str] =
     skipped = set(volatile)
     for path, item in manifest["files"].items():
         if path in skipped:
+            # An earlier version may have recorded it.
+            if item.pop("recorded", None) is not None:
+                result.recorded.append(path)
             continue
         recorded = look_recorded(host.path(path), item.get("recorded"))
         if recorded != item.get("recorded"):
