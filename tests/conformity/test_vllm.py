@@ -14,7 +14,7 @@ from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.geometry imp
 from conftest import Ask, filled
 from kv_plan.kv_helpers import plan
 
-PROFILES = [name for name in files.names_in(files.PROFILES) if name != "virtual"]
+PROFILES = [name for name in files.names_in(files.PROFILES) if files.load_profile(name).engine == "vllm"]
 #: Of a Nemotron-H config beyond what the planner reads; any values that vLLM takes.
 COMPLETE: dict[str, Any] = {
     "architectures": ["NemotronHForCausalLM"],

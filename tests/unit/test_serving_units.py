@@ -34,7 +34,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     hosts: dict[str, Any] = {}
     for profile in PROFILES:
         pair = [f"{profile}-1", f"{profile}-2"]
-        memory = 1.5 if profile == "virtual" else 121.7
+        memory = 1.5 if files.load_profile(profile).engine == "mocker" else 121.7
         for number, name in enumerate(pair, 1):
             hosts[name] = {
                 "goodput_profile": profile,
