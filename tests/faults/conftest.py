@@ -63,7 +63,8 @@ class Pair:
     def play(self, playbook: str, *arguments: str, inventory: Path = INVENTORY, **extra: Any) -> Outcome:
         """``ansible-playbook playbook`` with extra variables given as keywords."""
         variables = ["-e", json.dumps(extra)] if extra else []
-        return self.command("ansible-playbook", "-i", str(inventory), playbook, *variables, *arguments)
+        # First, since a second playbook may be among them.
+        return self.command("ansible-playbook", "-i", str(inventory), playbook, *arguments, *variables)
 
     def role(self, role: str, tasks: str = "main", *arguments: str, **extra: Any) -> Outcome:
         """One task file of one role."""
