@@ -102,7 +102,7 @@ def _remedy_for(words: str, rail: int, client: str, server: str) -> str:
     if "timed out after" in words:
         return (
             f"rail {rail} fell silent while the other may go on: on {client} and {server} look at: dmesg | grep -i "
-            "'tx timeout\\|watchdog', then take the netdev down and up"
+            "'tx timeout\\|watchdog', and reboot the node that shows one"
         )
     if re.search(r"couldn't connect|connection refused|timed out|no route", words, re.I):
         return (
