@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import importlib
-import importlib.util
 import json
 import os
 import shlex
@@ -39,8 +38,7 @@ virtual_app = typer.Typer(help="The virtual pair: two QEMU guests in place of tw
 bench_app = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(virtual_app, name="virtual")
 app.add_typer(bench_app, name="bench")
-if importlib.util.find_spec("goodput.plan_cli") is not None:
-    app.add_typer(importlib.import_module("goodput.plan_cli").plan_app, name="plan")
+app.add_typer(importlib.import_module("goodput.plan_cli").plan_app, name="plan")
 app.command("power")(importlib.import_module("goodput.power_cli").power)
 importlib.import_module("goodput.ops_cli").register(app)
 
