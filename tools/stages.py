@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Run the stages of `make test` in order, stop at the first that fails, and say what ran and how long it took.
 
-Each stage's output goes to ``.goodput/test/STAGE.log``; the end of a failed stage's log is printed. The last line is
+Each stage's output goes to ``.goodput/test/STAGE.log``; the end of a failed stage's log is printed, and its failures
+again after the summary, so that they are at hand where only the end of the output is kept. The last line is
 ``N passed, N failed, N skipped`` over all test runners and stages, after the reasons of everything that was skipped.
 Exit 0 all passed, 1 a stage failed.
 """
@@ -96,10 +97,30 @@ def counts(text: str) -> dict[str, int]:
     return total
 
 
+# What Ansible prints around a failure and explains nothing: its place, the source beside it, times, paths.
+NOISE = re.compile(r"Origin:|/|\d+( |$)|\^ column|(- /|changed|delta|end|start|stderr_lines|stdout_lines|cmd|rc)\b|E$")
+
+
+def failures(text: str) -> list[str]:
+    """The first failure that Ansible or pytest printed, with the task before it: at most 14 lines without colours."""
+    task = ""
+    found: list[str] = []
+    for line in re.sub(r"\x1b\[[0-9;]*m|│", "", text).splitlines():
+        line = line.strip()
+        if line.startswith("TASK ["):
+            task = line
+        if not line or len(found) == 14 or (found and NOISE.match(line)):
+            continue
+        if found or re.match(r"fatal: \[|\[ERROR\]|E   |(FAILED|ERROR) tests/|.*: error: ", line):
+            found += [line] if found or not task else [task, line]
+    return [line[:200] for line in found]
+
+
 def main() -> None:
     LOGS.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, str, float]] = []
     reasons: list[str] = []
+    why: list[str] = []
     total = {"passed": 0, "failed": 0, "skipped": 0}
     begin = time.monotonic()
     only = sys.argv[1:]
@@ -136,6 +157,7 @@ def main() -> None:
         if result.returncode:
             print("\n".join(text.splitlines()[-120:]))
             print(f"stage {stage.name!r} failed; whole log: {log}", flush=True)
+            why = failures(text)
             break
     print("\nstage                    result      seconds")
     for name, outcome, seconds in rows:
@@ -143,6 +165,8 @@ def main() -> None:
     print(f"{'all':<24} {'':<10} {time.monotonic() - begin:8.0f}")
     for reason in reasons:
         print(f"skipped: {reason}")
+    for line in why:
+        print(f"failed: {line}")
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
     sys.exit(1 if total["failed"] else 0)
 

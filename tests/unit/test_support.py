@@ -91,3 +91,24 @@ def test_stage_totals_come_from_the_summary_lines() -> None:
         "noise 9 passed\n3 passed, 1 skipped in 0.53s\n===== 2 failed, 40 passed, 1 error in 61.20s (0:01:01) =====\n"
     )
     assert stages.counts(text) == {"passed": 43, "failed": 2, "error": 1, "skipped": 1}
+
+
+def test_the_reason_of_a_failure_is_found_in_molecules_box_and_in_pytests_report() -> None:
+    failures = load("tools/stages.py").failures
+    molecule = (
+        "  \x1b[32m│\x1b[0m TASK [first]\n  │ ok: [a]\n  │ TASK [second]\n  │\n  │ [ERROR]: no such disk\n"
+        "  │ Origin: x.yml:3\n  │ 3 - name: second\n  │ fatal: [a]: FAILED! =>\n"
+        "  │   changed: false\n  │   msg: no such disk\n"
+    )
+    assert failures(molecule) == [
+        "TASK [second]",
+        "[ERROR]: no such disk",
+        "fatal: [a]: FAILED! =>",
+        "msg: no such disk",
+    ]
+    pytest_report = "....\nE   assert 1 == 2\nE\nFAILED tests/x.py::y\n"
+    assert failures(pytest_report) == [
+        "E   assert 1 == 2",
+        "FAILED tests/x.py::y",
+    ]
+    assert failures("ok: [a]\n") == []
