@@ -41,6 +41,11 @@ def value(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
+def needs_l2(state: dict[str, Any]) -> None:
+    if "--l2-adapter" not in state["decided"]:
+        pytest.skip("this arrangement has no L2")
+
+
 @pytest.fixture
 def state(host: Any, sh: Callable[..., Any]) -> dict[str, Any]:
     """systemd's properties, the words of the process, and the server's own /status and /healthcheck."""
@@ -48,7 +53,14 @@ def state(host: Any, sh: Callable[..., Any]) -> dict[str, Any]:
     if UNIT not in json.loads(answers["decided"].stdout or "{}") and answers["decided"].ok:
         pytest.skip("this arrangement has no LMCache server; that none runs is checked")
     words = answers[UNIT].stdout.splitlines()
-    found: dict[str, Any] = {"show": properties(answers["show"].stdout), "words": words, "status": {}, "health": ""}
+    decided = json.loads(answers["decided"].stdout or "{}").get(UNIT, [])
+    found: dict[str, Any] = {
+        "show": properties(answers["show"].stdout),
+        "words": words,
+        "status": {},
+        "health": "",
+        "decided": decided,
+    }
     found["listen"] = [line.split()[3] for line in answers["sockets"].stdout.splitlines()]
     if "--http-host" in words:
         url = f"http://{value(words, '--http-host')}:{value(words, '--http-port')}"
@@ -96,6 +108,7 @@ def test_l2_lies_on_the_l2_filesystem(
     host: Any, state: dict[str, Any], sh: Callable[..., Any], check: Callable[..., None]
 ) -> None:
     "LMCache's L2 directory lies on the L2 filesystem and the server can write it"
+    needs_l2(state)
     adapters = (state["status"].get("storage_manager") or {}).get("l2_adapters") or [{}]
     path = adapters[0].get("base_path", "/none")
     answers = sh(
@@ -117,6 +130,7 @@ def test_l2_lies_on_the_l2_filesystem(
 
 def test_l2_is_bounded(host: Any, state: dict[str, Any], sh: Callable[..., Any], check: Callable[..., None]) -> None:
     "LMCache evicts from L2 before the filesystem is full"
+    needs_l2(state)
     manager = state["status"].get("storage_manager") or {}
     evictions = (manager.get("l2_eviction_controller") or {}).get("adapters") or []
     capacity_bytes = sum(int(entry.get("total_capacity_bytes", 0)) for entry in evictions)
