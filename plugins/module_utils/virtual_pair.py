@@ -511,6 +511,8 @@ class Pair:
                 )
             for name in ("root.qcow2", "base.ext4", "nvme-l2.raw", "nvme-data.raw"):
                 (self.directory / guest.name / name).unlink(missing_ok=True)
+        # What molecule remembers ("prepared") is about guests that are gone.
+        shutil.rmtree(self.directory / "molecule", ignore_errors=True)
         self.state.pop("image", None)
         if self.state_file.exists():
             self._save()
