@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ansible_collections.goodput.spark.plugins.module_utils.serving import L2_REPORT, running_words
 
 pytestmark = pytest.mark.unit("goodput-lmcache")
 UNIT = "goodput-lmcache"
@@ -26,6 +27,7 @@ HARDENED = {
 UNITS = (UNIT, "goodput-coordinator")
 COMMANDS = {
     "decided": "cat /etc/goodput/lmcache.json",
+    "residue": f"cat {L2_REPORT}",
     **{unit: f"tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID {unit})/cmdline" for unit in UNITS},
     "running": f"systemctl is-active {' '.join(UNITS)}",
     "show": f"systemctl show {UNIT} -p ActiveState,UnitFileState,MainPID,Restart,IPAddressDeny,{','.join(HARDENED)}",
@@ -78,11 +80,12 @@ def test_what_runs_is_what_was_decided(host: Any, sh: Callable[..., Any], check:
     states = answers["running"].stdout.split()
     running = [unit for unit, state in zip(UNITS, states, strict=True) if state not in ("inactive", "unknown")]
     check(sorted(running), sorted(decided), AGAIN, what="units")
+    residue = json.loads(answers["residue"].stdout or "{}")
     for unit, arguments in decided.items():
         # Before the arguments stand python3, the program and its subcommand.
         check(
             answers[unit].stdout.splitlines()[3:],
-            arguments,
+            running_words(arguments, residue),
             f"`systemctl restart {unit}`; {AGAIN}",
             what=unit,
             unit=unit,

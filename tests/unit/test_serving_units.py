@@ -110,11 +110,13 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def words(rendered: dict[str, Any], node: str, unit: str) -> list[str]:
-    """What systemd starts: quotes and doubled % and $ undone."""
+    """What systemd starts on an empty L2: quotes and doubled % and $ undone, the variable of its capacity expanded."""
     text = rendered[node][f"goodput-{unit}"]
     match = re.search(r"^ExecStart=(.*)$", text, re.M)
-    assert match and not re.search(r"\{[a-z_]+\}", match[1]), f"{node} {unit}: {match and match[1]}"
-    return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(match[1])]
+    assert match and not re.search(r"[^$]\{[a-z_]+\}", match[1]), f"{node} {unit}: {match and match[1]}"
+    before = re.search(r"^ExecStartPre=.*--capacity-gib (\S+)", text, re.M)
+    line = match[1].replace("${GOODPUT_L2_CAPACITY_GIB}", f"{float(before[1]):g}" if before else "?")
+    return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(line)]
 
 
 def filled(plan_words: list[str], given: list[str]) -> bool:
