@@ -105,7 +105,7 @@ class Settings:
     directory: Path
     image: Path
     media: Path
-    memory_mib: int = 1536
+    memory_mib: int = 1792
     cpus: int = 1
     l2_gib: int = 8
     boot_timeout_seconds: int = 600
