@@ -69,3 +69,19 @@ def test_a_smaller_cache_restarts_lmcache_alone_and_its_cap_holds(pair: Pair) ->
         assert after == {name: pid for name, pid in before[node].items() if name != "lmcache"}
     deep(pair, "capacity")
     pair.command(*play).succeeded()
+
+
+def test_l2_in_a_store_of_the_site(pair: Pair) -> None:
+    """What LMCache stores in a Redis on loopback is there after its restart; the profile brings no files of its own."""
+    install = "DEBIAN_FRONTEND=noninteractive apt-get install -yq redis-server"
+    for node in NODES:
+        pair.sh(node, f"{install} >/dev/null && systemctl is-active -q redis-server")
+    try:
+        use(pair, "virtual-resp").succeeded()
+        deep(pair, "tiers")
+        keys = int(pair.sh("spark1", "redis-cli dbsize").split()[-1])
+        assert keys > 0, "the store is empty"
+    finally:
+        use(pair, "virtual").succeeded()
+        for node in NODES:
+            pair.sh(node, "DEBIAN_FRONTEND=noninteractive apt-get purge -yq --autoremove redis-server >/dev/null")
