@@ -72,6 +72,10 @@ class Stopped(Exception):
     """Another file failed."""
 
 
+class NothingMore(Exception):
+    """The part is as long as the file, or longer; its checksum will tell."""
+
+
 def origin(url: str) -> tuple[str, str, int]:
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -126,6 +130,8 @@ class Hub:
                 )
             except urllib.error.HTTPError as error:
                 with error:
+                    if start and error.code == 416:
+                        raise NothingMore from None
                     raise self._refusal(error, what, repository) from None
         encoding = answer.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
@@ -406,7 +412,7 @@ def _rest(hub: Hub, one: Wanted, progress: Progress, _start: int, descriptor: in
         if size is not None and start == size:
             return
         path = file_url(one.repository, one.revision, one.file.path)
-        with hub.open(path, one.repository, start) as answer:
+        with suppress(NothingMore), hub.open(path, one.repository, start) as answer:
             if start and answer.status == 200:
                 # Not every server knows ranges: this is the whole file.
                 os.ftruncate(descriptor, start := 0)

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -381,6 +382,19 @@ def test_a_model_comes_once_and_goes_on_from_node_to_node(
     assert (len(site.asked), len(site.asked_cdn)) == (sum(map(bool, VISIBLE.values())), len(LARGE))
 
 
+def test_nothing_of_it_stays_in_the_page_cache(site: Site, tmp_path: Path) -> None:
+    kind = subprocess.run(
+        ["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if kind == "tmpfs" or not shutil.which("fincore"):
+        pytest.skip(f"{tmp_path} is on {kind}; needs a disk and fincore")
+    fetch(site, tmp_path, listed(site))
+    words = ["fincore", "--bytes", "--noheadings", "--output", "RES"]
+    words += [str(tmp_path / "nano" / path) for path in LARGE]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"] * len(LARGE)
+
+
 def test_files_come_in_parallel(site: Site, tmp_path: Path) -> None:
     model = listed(site)
     together = threading.Barrier(2, timeout=10)
@@ -400,7 +414,12 @@ def test_files_come_in_parallel(site: Site, tmp_path: Path) -> None:
 
 def test_files_with_the_same_content_do_not_write_into_each_other(site: Site, tmp_path: Path) -> None:
     model = listed(site)
-    site.before_cdn = lambda handler, request: bool(time.sleep(0.1))
+
+    def slow(handler: Any, request: Request) -> bool:
+        time.sleep(0.1)
+        return False
+
+    site.before_cdn = slow
     fetch(site, tmp_path, model)
     assert contents(tmp_path / "nano") == VISIBLE
 
@@ -468,6 +487,31 @@ def test_a_complete_part_is_not_asked_for_again(site: Site, tmp_path: Path) -> N
     fetch(site, tmp_path, model)
     assert path not in {name_of(request) for request in site.asked_cdn}
     assert contents(tmp_path / "nano") == VISIBLE
+
+
+@pytest.mark.parametrize("there", [0, 1000, len(LARGE["tokenizer.json"])])
+def test_a_list_of_sha256sum_may_name_fewer_files(site: Site, tmp_path: Path, there: int) -> None:
+    """Such a list has no sizes; a server answers 416 where nothing is left."""
+    path, listing = "tokenizer.json", tmp_path / "SHA256SUMS"
+    listing.write_text(f"{sha(LARGE[path])}  {path}\n{sha(SMALL['config.json'])}  config.json\n")
+    model = hub.of_repository(lambda: hub.Hub("https://nobody"), "nano", REVISION, REPOSITORY, str(listing))
+    part = part_of(tmp_path, model, path)
+    part.parent.mkdir()
+    part.write_bytes(LARGE[path][:there])
+    site.before_cdn = lambda handler, request: request.start >= len(LARGE[path]) and (handler.send(416) or True)
+    fetch(site, tmp_path, model)
+    assert contents(tmp_path / "nano") == {path: LARGE[path], "config.json": SMALL["config.json"]}
+    assert [request.start for request in site.asked_cdn] == [there]
+
+
+def test_progress_is_told_now_and_then() -> None:
+    said: list[str] = []
+    progress = hub.Progress(4 * 1024**2, said.append, every_s=0)
+    progress.seen(1024**2)
+    assert re.fullmatch(r"1\.0 of 4\.0 MiB in 0 s, [\d.]+ MiB/s", said[0])
+    quiet = hub.Progress(1, said.append, every_s=3600)
+    quiet.seen(1)
+    assert len(said) == 1
 
 
 def test_a_wrong_checksum_names_the_file_and_gives_it_no_name(site: Site, tmp_path: Path) -> None:
@@ -588,7 +632,11 @@ def run(capsys: pytest.CaptureFixture[str], module: Any, check: bool = False, **
 
 def test_the_module_fetches_once(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = listed(site)
-    common = {"models": [model.as_dict()], "directory": str(tmp_path / "m"), "cache": str(tmp_path / "s/c.json")}
+    common: dict[str, Any] = {
+        "models": [model.as_dict()],
+        "directory": str(tmp_path / "m"),
+        "cache": str(tmp_path / "s/c.json"),
+    }
     arguments = {**common, "repositories": {"nano": REPOSITORY}, "endpoint": site.endpoint}
     site.asked.clear()
     assert run(capsys, model_download, check=True, **arguments)["changed"]
@@ -614,17 +662,18 @@ def test_the_disk_is_compared_first_with_both_figures(
     assert re.search(r"found: [\d.]+ GiB free for .*\nrequired: 93132257\d\.\d\d GiB of models", said["space_problem"])
 
 
-def playbook(repository: Path, tmp_path: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
+def playbook(repository: Path, tmp_path: Path, *more: str, **variables: Any) -> subprocess.CompletedProcess[str]:
     """The role's own files on this machine: compare, plan, fetch, check. Not its manifest of what it made."""
     tasks = [
         {"ansible.builtin.include_role": {"name": "goodput.spark.model_store", "tasks_from": name}}
         for name in ("preflight", "configure", "verify")
     ]
     play = tmp_path / "play.yml"
-    words = [Path(sys.executable).parent / "ansible-playbook", "-vvv", "-i", "localhost,", "-c", "local", play]
+    program = str(Path(sys.executable).parent / "ansible-playbook")
+    words = [program, "-vvv", "-i", "localhost,", "-c", "local", str(play)]
     play.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
     return subprocess.run(
-        [*words, "-e", json.dumps({"ansible_python_interpreter": sys.executable, **variables})],
+        [*words, *more, "-e", json.dumps({"ansible_python_interpreter": sys.executable, **variables})],
         capture_output=True,
         text=True,
         check=False,
@@ -651,6 +700,9 @@ def test_the_role_takes_a_gated_model_once(site: Site, repository: Path, tmp_pat
     refused = playbook(repository, tmp_path, **{**variables, "model_store_hub_token_file": ""})
     assert refused.returncode == 2
     assert "answer 401 (Access to model is restricted.)" in refused.stdout + refused.stderr
+    assert not (tmp_path / "models").exists()
+    foreseen = playbook(repository, tmp_path, "--check", **variables)
+    assert (foreseen.returncode, site.asked_cdn) == (0, []), foreseen.stdout + foreseen.stderr
     assert not (tmp_path / "models").exists()
     first = playbook(repository, tmp_path, **variables)
     assert first.returncode == 0, first.stdout + first.stderr
