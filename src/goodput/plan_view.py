@@ -190,7 +190,7 @@ def show(console: Console, plan: Mapping[str, Any]) -> None:
             console.print(command_line(plan[key]), soft_wrap=True)
     console.print(Text("environment", style="bold"))
     console.print(
-        Text("\n".join(f"    {name}={shlex.quote(value)}" for name, value in plan["env"].items())), soft_wrap=True
+        Text("\n".join(f"    {name}={shlex.quote(value)}" for name, value in (plan["env"] | plan["lmcache_env"]).items())), soft_wrap=True
     )
 
 

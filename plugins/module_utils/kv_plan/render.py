@@ -212,7 +212,7 @@ def _lmcache_coordinator_args(ctx: Context) -> list[str]:
 
 
 def env(ctx: Context) -> dict[str, str]:
-    """Environment of every serving process; what one of them does not know it ignores."""
+    """Environment of every serving process; what one of them does not know it ignores. LMCache's has more."""
     router, lmcache = ctx.profile.router, ctx.profile.lmcache
     values = {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
     if router.mode == "kv":
@@ -220,6 +220,12 @@ def env(ctx: Context) -> dict[str, str]:
     if lmcache.enabled:
         # Usage reports go to an address on the internet by default.
         values |= {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
+    return values | ctx.profile.extra_env
+
+
+def lmcache_env(ctx: Context) -> dict[str, str]:
+    """Environment of LMCache's processes: that of all, and UCX where they read over the rails."""
+    lmcache, values = ctx.profile.lmcache, env(ctx)
     if lmcache.enabled and (lmcache.p2p.enabled or lmcache.l2.adapter == "mooncake_store"):
         # UCX uses one rail for one-sided reads unless told otherwise; the devices are the node's own rails.
         values |= {
@@ -246,6 +252,7 @@ def render(ctx: Context) -> dict[str, Any]:
         "kv_transfer_config": kv_transfer_config(ctx),
         "kv_events_config": kv_events_config(ctx),
         "env": env(ctx),
+        "lmcache_env": lmcache_env(ctx),
     }
 
 

@@ -78,7 +78,7 @@ def test_p2p_arm() -> None:
     assert value(server, "--l1-align-bytes") == "65536" and "--no-l1-use-lazy" in server
     assert "--l2-adapter" not in server
     assert value(result["lmcache_coordinator_args"], "--chunk-size") == "2128"
-    assert result["env"]["UCX_MAX_RMA_RAILS"] == "2"
+    assert result["lmcache_env"]["UCX_MAX_RMA_RAILS"] == "2"
 
 
 def test_choices_render() -> None:
@@ -119,6 +119,7 @@ def test_every_word_is_text_and_every_placeholder_is_known(name: str) -> None:
         filled = serving.arguments(result[key], PLACEHOLDERS)
         assert not any(serving.PLACEHOLDER.search(word) for word in filled)
     serving.environment(result["env"], PLACEHOLDERS)
+    serving.environment(result["lmcache_env"], PLACEHOLDERS)
     json.dumps(result)
 
 
