@@ -2,7 +2,8 @@
 """What objects are rendered from, checked before the first one is made: nodes, a release set, a site's choices.
 
 A node is a mapping: ``name`` (its name in Kubernetes, which must be its inventory name) and ``rails``, what
-``goodput.spark.rails`` returns: ``netdev``, ``rdma_device`` and ``addresses`` (``192.168.100.1/24``) each.
+``goodput.spark.rails`` returns: ``netdev``, ``rdma_device`` and ``addresses`` (``192.168.100.1/24``) each. The first
+one may need its ``management_address``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Rail:
 class Node:
     name: str
     rails: tuple[Rail, ...] = ()
+    #: Needed of the first node, and only by a plan that names it.
+    management_address: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ def nodes_from(given: Any) -> list[Node]:
             raise PlanInputError(
                 f"{name}: rails", len(rails), f"must be {RAILS}, or none", "check the cable; role rdma"
             )
-        nodes.append(Node(name, rails))
+        nodes.append(Node(name, rails, str(item.get("management_address", ""))))
     for node in nodes:
         if [other.name for other in nodes].count(node.name) > 1:
             raise PlanInputError("nodes", node.name, "stands twice", "give every node its own name")

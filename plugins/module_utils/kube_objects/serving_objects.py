@@ -65,10 +65,10 @@ class Serving:
         self.on_l2 = bool(server and plan["l2_path"])
         self.reads_rail = RAIL_ADDRESS in server
         on_node = {"node": NODE, "management_address": ADDRESS}
+        on_node["first_node_address"] = nodes[0].management_address
         self.dynamo = on_node | {"model_name": escaped(plan["model_name"]), "model_path": escaped(self.model_path)}
         self.lmcache = on_node | {
-            # The only thing of the first node that LMCache is told: where the coordinator is.
-            "first_node_address": f"{COORDINATOR}.{choices.namespace}.svc",
+            "coordinator_address": f"{COORDINATOR}.{choices.namespace}.svc",
             "l2_path": escaped(plan["l2_path"]),
             "rail_address": RAIL_ADDRESS,
             "rail_devices": ",".join(f"{rail.rdma_device}:1" for rail in nodes[0].rails),

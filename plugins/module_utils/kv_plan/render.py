@@ -1,9 +1,10 @@
 # Apache-2.0 (see LICENSE)
 """Argument lists and environment of every process. What stands here is what runs; roles fill in the placeholders.
 
-Placeholders, filled in on each node: ``{management_address}``, ``{node}``, ``{first_node_address}``, ``{model_path}``,
-``{model_name}``, ``{l2_path}`` (the plan says which), ``{rail_address}`` (its first rail), ``{rail_devices}`` (its
-rails for UCX). Where a process finds discovery and its peers is the platform's business, not the plan's.
+Placeholders, filled in on each node: ``{management_address}``, ``{node}``, ``{first_node_address}``,
+``{coordinator_address}`` (where LMCache's peers meet), ``{model_path}``, ``{model_name}``, ``{l2_path}`` (the plan
+says which), ``{rail_address}`` (its first rail), ``{rail_devices}`` (its rails for UCX). Where a process
+finds discovery and its peers is the platform's business, not the plan's.
 """
 
 from __future__ import annotations
