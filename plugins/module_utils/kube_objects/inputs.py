@@ -181,14 +181,14 @@ def image(release: Release, choices: Choices, name: str) -> str:
 
     :raises PlanInputError: neither the release set nor the site gives a digest, or it is none.
     """
-    for key in choices.digests:
+    for key, given in choices.digests.items():
         if key not in release.images:
-            raise PlanInputError(f"digests.{key}", choices.digests[key], "unknown", nearest(key, list(release.images)))
+            raise PlanInputError(f"digests.{key}", given, "unknown", nearest(key, list(release.images)))
+        if not DIGEST.match(given):
+            rule = "must be sha256: and 64 hexadecimal digits"
+            raise PlanInputError(f"digest of image {key}", given, rule, "copy it from the registry or the import")
     entry = release.images[name]
     digest = choices.digests.get(name) or entry["digest"]
-    if digest and not DIGEST.match(digest):
-        rule = "must be sha256: and 64 hexadecimal digits"
-        raise PlanInputError(f"digest of image {name}", digest, rule, "copy it from the registry or the import")
     if digest:
         return f"{entry['name']}@{digest}"
     if choices.draft:
@@ -197,5 +197,5 @@ def image(release: Release, choices: Choices, name: str) -> str:
         f"digest of image {name}",
         "",
         f"release set {release.name} knows none of {entry['name']}:{entry['tag']}, and a tag may change",
-        f"give it as {name}=sha256:… (kube_digests, or --digest); --draft renders tags, to look at",
+        f"give it (--digest {name}=sha256:…, choices.digests); --draft renders tags, to look at",
     )
