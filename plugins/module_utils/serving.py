@@ -119,6 +119,43 @@ def exec_line(words: Iterable[str]) -> str:
     return " ".join(line)
 
 
+# The capacity in a --l2-adapter that LMCache is given; l2_residue lowers it at every start by what is there already.
+L2_CAPACITY = re.compile(r'(?<="max_capacity_gb":)[0-9.]+')
+L2_REPORT = "/run/goodput-lmcache/l2.json"
+
+
+def _with_l2_capacity(words: Iterable[str], capacity: str) -> list[str]:
+    found, before = [], ""
+    for word in words:
+        files = before == "--l2-adapter" and '"type":"fs_native"' in word
+        found.append(L2_CAPACITY.sub(capacity, word) if files else word)
+        before = word
+    return found
+
+
+def l2_exec_line(words: Iterable[str], variable: str) -> str:
+    """``exec_line``, where the capacity of an L2 in files is taken from an environment variable at each start."""
+    marker = "31415926.5"
+    return exec_line(_with_l2_capacity(words, marker)).replace(marker, f"${{{variable}}}")
+
+
+def l2_report(path: str = L2_REPORT) -> dict[str, Any]:
+    """What ``l2_residue`` found at the server's last start; {} where there is no L2 in files."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except (OSError, ValueError):
+        return {}
+
+
+def running_words(words: Sequence[str], report: Mapping[str, Any]) -> list[str]:
+    """Planned words as the server got them at its last start: their L2 capacity less what was there then."""
+    planned = [float(number) for word in words for number in L2_CAPACITY.findall(word)]
+    if report.get("planned_gib") not in planned:
+        return list(words)
+    return _with_l2_capacity(words, json.dumps(report["capacity_gib"]))
+
+
 def environment_values(variables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
     """Variables sorted by name, placeholders filled in.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,8 +81,8 @@ def started(container: Object, name: str, address: str, rail_address: str) -> Pr
         given = fields[item["valueFrom"]["fieldRef"]["fieldPath"]] if "valueFrom" in item else item["value"]
         env[item["name"]] = given if "valueFrom" in item else expanded(given, env)
     line = [expanded(word, env) for word in (*container["command"], *container["args"])]
-    if line[:2] == ["python3", "-c"]:
-        line = [word.replace("{rail_address}", rail_address) for word in line[3:]]
+    if line[1].endswith("/start.py"):
+        line = [word.replace("{rail_address}", rail_address) for word in line[line.index("--") + 1 :]]
     return Process(line, env)
 
 
@@ -90,8 +91,9 @@ def processes(objects: Sequence[Object], size: int, number: int) -> Iterator[tup
     worker = component(objects, "worker")["podTemplate"]["spec"]
     names = worker["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     name = names["nodeSelectorTerms"][0]["matchExpressions"][0]["values"][number - 1]
-    addresses = [item["data"] for item in objects if item["metadata"]["name"] == "goodput-rails"]
-    here = (name, f"10.77.0.{number}", addresses[0][name] if addresses else "")
+    files = [item["data"] for item in objects if item["metadata"]["name"] == "goodput-files"]
+    addresses = json.loads(files[0].get("rails.json", "{}")) if files else {}
+    here = (name, f"10.77.0.{number}", addresses.get(name, ""))
     yield "worker", started(worker["containers"][0], *here)
     for container in worker.get("initContainers", []):
         yield "lmcache", started(container, *here)

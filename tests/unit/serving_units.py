@@ -133,10 +133,13 @@ def _render(folder: Path, result: Path) -> None:
 
 
 def words(rendered: Rendered, name: str, unit: str) -> list[str]:
-    """What systemd starts: quotes and doubled % and $ undone."""
-    match = re.search(r"^ExecStart=(.*)$", rendered[name][unit], re.M)
-    assert match and not re.search(r"\{[a-z_]+\}", match[1]), f"{name} {unit}: {match and match[1]}"
-    return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(match[1])]
+    """What systemd starts on an empty L2: quotes and doubled % and $ undone, the variable of its capacity expanded."""
+    text = rendered[name][unit]
+    match = re.search(r"^ExecStart=(.*)$", text, re.M)
+    assert match and not re.search(r"[^$]\{[a-z_]+\}", match[1]), f"{name} {unit}: {match and match[1]}"
+    before = re.search(r"^ExecStartPre=.*--capacity-gib (\S+)", text, re.M)
+    line = match[1].replace("${GOODPUT_L2_CAPACITY_GIB}", f"{float(before[1]):g}" if before else "?")
+    return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(line)]
 
 
 def environment(rendered: Rendered, name: str, unit: str) -> dict[str, str]:

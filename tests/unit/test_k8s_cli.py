@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from goodput import cli
 
 DIGEST = [word for name, value in DIGESTS.items() for word in ("--digest", f"{name}={value}")]
-GRAPH = "05-dynamographdeployment-goodput.yaml"
+GRAPH = "06-dynamographdeployment-goodput.yaml"
 
 
 def run(*words: str) -> Result:
@@ -27,7 +27,7 @@ def test_files_are_the_objects_in_order(tmp_path: Path) -> None:
     answer = run("super-recommended", *DIGEST, "--out", str(tmp_path), "--json")
     assert answer.exit_code == 0, answer.stderr
     said = json.loads(answer.stdout)
-    assert said["files"] == sorted(path.name for path in tmp_path.iterdir()) and len(said["files"]) == 7
+    assert said["files"] == sorted(path.name for path in tmp_path.iterdir()) and len(said["files"]) == 8
     assert [yaml.safe_load((tmp_path / name).read_text()) for name in said["files"]] == said["objects"]
     # What a person reviews is no escaped text, and nothing hides behind an anchor.
     assert "valuesContent: |\n" in (tmp_path / said["files"][0]).read_text()
@@ -45,7 +45,7 @@ def test_a_later_run_removes_only_its_own_leftovers(tmp_path: Path) -> None:
     assert run("weka-c-p2p", *DIGEST, "--out", str(tmp_path)).exit_code == 0
     assert len(list(tmp_path.iterdir())) == 11
     assert run("super-recommended", *DIGEST, "--out", str(tmp_path)).exit_code == 0
-    assert len(list(tmp_path.iterdir())) == 8 and (tmp_path / "kustomization.yaml").exists()
+    assert len(list(tmp_path.iterdir())) == 9 and (tmp_path / "kustomization.yaml").exists()
 
 
 def test_nodes_and_release_come_from_the_inventory(tmp_path: Path) -> None:
@@ -60,7 +60,8 @@ def test_nodes_and_release_come_from_the_inventory(tmp_path: Path) -> None:
     answer = run("weka-c-p2p", "-i", str(inventory), "--draft", "--json")
     assert answer.exit_code == 0, answer.stderr
     objects = json.loads(answer.stdout)["objects"]
-    assert one(objects, "ConfigMap", "goodput-rails")["data"] == {"left": "10.1.0.1", "right": "10.1.0.7"}
+    rails = json.loads(one(objects, "ConfigMap", "goodput-files")["data"]["rails.json"])
+    assert rails == {"left": "10.1.0.1", "right": "10.1.0.7"}
     assert one(objects, "DynamoGraphDeployment")["metadata"]["annotations"]["goodput.spark/release"] == "article"
     # A draft says so, and what else was not known.
     assert "images by tag" in answer.stderr and "rails enp1s0f0np0" in answer.stderr and ":1.3.0-" in answer.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import 
     kube_objects,
     scale_patch,
 )
-from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.pods import LAUNCHER, RAIL_FILE, environment
+from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.pods import environment
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.serving_objects import FRONTEND, WORKER
 from kube_pods import DIGESTS, RELEASES, Object, compared, component, objects_of, one, release, site
 from serving_units import PROFILES, SIZES, Rendered, node
@@ -100,14 +101,89 @@ def test_one_difference_is_reported(rendered: Rendered, pair: list[Object], sabo
     assert any(said in text for text in found)
 
 
-def test_the_launcher_fills_in_the_rail(tmp_path: Path) -> None:
-    (tmp_path / "address").write_text("192.168.100.2\n")
-    script = LAUNCHER.replace(RAIL_FILE, str(tmp_path / "address"))
-    words = ["printf", "%s|", "{rail_address}:9450", "x{rail_address}", "$(A) {node}"]
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
-    assert done.stdout == "192.168.100.2:9450|x192.168.100.2|$(A) {node}|"
-    done = subprocess.run([sys.executable, "-c", LAUNCHER, *words], capture_output=True, text=True, check=False)
-    assert done.returncode and RAIL_FILE in done.stderr
+def started_in_pod(folder: Path, node_name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """start.py as a pod runs it: beside what else the ConfigMap holds."""
+    env = {"GOODPUT_NODE": node_name, "GOODPUT_REPORT_DIRECTORY": str(folder / "report")}
+    return subprocess.run(
+        [sys.executable, str(folder / "start.py"), *words], capture_output=True, text=True, check=False, env=env
+    )
+
+
+def unpacked(objects: list[Object], folder: Path) -> None:
+    for name, text in one(objects, "ConfigMap", "goodput-files")["data"].items():
+        (folder / name).write_text(text)
+
+
+def test_a_pod_fills_in_its_rail(rendered: Rendered, tmp_path: Path) -> None:
+    unpacked(objects_of(rendered, "weka-c-p2p", 2), tmp_path)
+    words = ["--", "/usr/bin/printf", "%s|", "{rail_address}:9450", "x{rail_address}", "$(A) {node}", "--"]
+    done = started_in_pod(tmp_path, "weka-c-p2p-2-2", *words)
+    assert done.stdout == "192.168.100.2:9450|x192.168.100.2|$(A) {node}|--|", done.stderr
+    done = started_in_pod(tmp_path, "spark9", *words)
+    assert done.returncode == 1 and "no rail address for node 'spark9'; known: weka-c-p2p-2-1" in done.stderr
+
+
+def test_a_pod_counts_what_is_in_l2(rendered: Rendered, tmp_path: Path) -> None:
+    objects = objects_of(rendered, "super-recommended", 2)
+    unpacked(objects, tmp_path)
+    l2 = tmp_path / "l2"
+    l2.mkdir()
+    container = worker_pod(objects)["initContainers"][0]
+    path = rendered[node("super-recommended", 2, 1)]["plan"]["l2_path"]
+    words = [word.replace(path, str(l2)) for word in container["args"]]
+    options = container["command"][2 : container["command"].index("--") + 1]
+    start = [*options, "/usr/bin/printf", "%s\n", *words]
+
+    def adapter(done: subprocess.CompletedProcess[str]) -> str:
+        lines = done.stdout.splitlines()
+        return lines[lines.index("--l2-adapter") + 1]
+
+    empty = started_in_pod(tmp_path, "a", *start)
+    assert adapter(empty) == words[words.index("--l2-adapter") + 1], empty.stderr
+    # A sparse file takes no room here, and counts as what it says.
+    with (l2 / "m@1@0@x.data").open("wb") as file:
+        file.truncate(2**30)
+    (l2 / "m@1@0@y.data.tmp").touch()
+    warm = started_in_pod(tmp_path, "a", *start)
+    assert json.loads(adapter(warm))["max_capacity_gb"] == 399 and adapter(warm).startswith('{"type":"fs_native",')
+    assert not (l2 / "m@1@0@y.data.tmp").exists() and json.loads((tmp_path / "report/l2.json").read_text())
+    purged = [*(word.replace("keep", "purge") if word == "keep" else word for word in options), *start[len(options) :]]
+    assert json.loads(adapter(started_in_pod(tmp_path, "a", *purged)))["max_capacity_gb"] == 400
+    assert not list(l2.iterdir())
+    l2.rmdir()
+    gone = started_in_pod(tmp_path, "a", *start)
+    assert gone.returncode == 1 and "L2 directory" in gone.stderr
+
+
+def test_what_is_left_in_l2_is_judged_as_by_the_unit(rendered: Rendered) -> None:
+    for profile in PROFILES:
+        unit = rendered[node(profile, 2, 1)]["lmcache"]
+        before = re.search(
+            r"^ExecStartPre=.*--path (\S+) --capacity-gib (\S+) --state (\S+) --keep-percent (\S+)", unit, re.M
+        )
+        pod = worker_pod(objects_of(rendered, profile, 2))
+        for container in pod.get("initContainers", []):
+            options = container["command"][2:-3]
+            assert options == (["--l2-state", before[3], "--l2-keep-percent", before[4]] if before else []), profile
+            if before:
+                arguments = container["args"]
+                adapter = json.loads(arguments[arguments.index("--l2-adapter") + 1])
+                assert (adapter["base_path"], adapter["max_capacity_gb"]) == (before[1], float(before[2]))
+                mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+                assert {before[1], "/run/goodput-lmcache", "/etc/goodput-files"} <= set(mounts)
+
+
+def test_other_files_make_other_pods(rendered: Rendered) -> None:
+    nodes = site(2, "weka-c-p2p-2-")
+    plan = rendered[node("weka-c-p2p", 2, 1)]["plan"]
+    moved = copy.deepcopy(nodes)
+    moved[1]["rails"][0]["addresses"] = ["192.168.100.9/24"]
+    found = [
+        component(kube_objects(plan, each, release("current"), {"digests": DIGESTS}), WORKER)["podTemplate"]["metadata"]
+        for each in (nodes, moved)
+    ]
+    sums = [each["annotations"]["goodput.spark/files-sha256"] for each in found]
+    assert sums[0] != sums[1] and all(len(each) == 64 for each in sums)
 
 
 def test_a_reference_within_a_variable_is_refused() -> None:
@@ -185,10 +261,8 @@ def test_05_peers_find_each_other(rendered: Rendered) -> None:
     template = deployment["spec"]["template"]
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     assert service["spec"]["ports"][0]["targetPort"] == template["spec"]["containers"][0]["ports"][0]["containerPort"]
-    assert one(objects, "ConfigMap", "goodput-rails")["data"] == {
-        "weka-c-p2p-2-1": "192.168.100.1",
-        "weka-c-p2p-2-2": "192.168.100.2",
-    }
+    rails = json.loads(one(objects, "ConfigMap", "goodput-files")["data"]["rails.json"])
+    assert rails == {"weka-c-p2p-2-1": "192.168.100.1", "weka-c-p2p-2-2": "192.168.100.2"}
     assert not [item for item in objects_of(rendered, "super-recommended", 2) if item["kind"] == "Deployment"]
 
 
@@ -281,7 +355,7 @@ def test_the_cache_on_disk_is_mounted_only_if_it_is_there(rendered: Rendered) ->
 
 def test_an_update_ends_the_old_workers_first(pair: list[Object]) -> None:
     template = component(pair, WORKER)["podTemplate"]
-    assert template["metadata"]["annotations"] == {"nvidia.com/deployment-strategy": "Recreate"}
+    assert template["metadata"]["annotations"]["nvidia.com/deployment-strategy"] == "Recreate"
     assert template["spec"]["terminationGracePeriodSeconds"] > 60
     graph = one(pair, "DynamoGraphDeployment")
     (step,) = scale_patch(graph, 0)
@@ -313,10 +387,10 @@ def test_parts_and_order(rendered: Rendered, pair: list[Object]) -> None:
     assert [item["kind"] for item in plugins] == ["HelmChart", "ConfigMap", "DaemonSet"]
     assert [item["kind"] for item in pair] == [
         *("HelmChart", "ConfigMap", "DaemonSet", "HelmChart"),
-        *("Namespace", "DynamoGraphDeployment", "Service"),
+        *("Namespace", "ConfigMap", "DynamoGraphDeployment", "Service"),
     ]
     names = [file_name(index, item) for index, item in enumerate(pair)]
-    assert names == sorted(names) and names[5] == "05-dynamographdeployment-goodput.yaml"
+    assert names == sorted(names) and names[6] == "06-dynamographdeployment-goodput.yaml"
     alone = kube_objects({}, [{"name": "spark1"}], release("current"), {"digests": DIGESTS}, ["device_plugins"])
     assert [item["kind"] for item in alone] == ["HelmChart"]
 
@@ -356,6 +430,8 @@ def other_port() -> list[Object]:
         (site(2), "current", {"drain_seconds": "60"}, "choices.drain_seconds: found '60'; must be of type int"),
         (site(2), "current", {"ready_timeout_seconds": 0}, "must be 1 or more"),
         (site(2), "current", {"model_path": "models"}, "must be an absolute path"),
+        (site(2), "current", {"l2_state": "warm"}, "must be keep or purge"),
+        (site(2), "current", {"l2_keep_percent": 96}, "must be 0 to 95, so that new objects have room"),
         (site(2), "current", {"chart_contents": {"dynamo": "QUJD"}}, "did you mean 'dynamo_platform'?"),
     ],
 )

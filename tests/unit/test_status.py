@@ -331,6 +331,11 @@ def test_a_placeholder_stands_for_something() -> None:
     assert not arm.fits('{"base_path":"{l2_path}","n":4}', '{"base_path":"/srv/l2","n":5}')
     assert not arm.fits("http://{management_address}:1", "http://:1")
     assert not arm.fits("0.25", "0x25")
+    # What was in L2 when the server started came off its cap; more than planned is another arrangement.
+    files = '{"type":"fs_native","max_capacity_gb":%s,"n":4}'
+    assert arm.fits(files % 2, files % 1.75)
+    assert not arm.fits(files % 2, files % 3)
+    assert not arm.fits('{"type":"resp","max_capacity_gb":2}', '{"type":"resp","max_capacity_gb":1}')
 
 
 # --------------------------------------------------------------------------------------------------------------------

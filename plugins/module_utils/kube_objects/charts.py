@@ -6,7 +6,6 @@ Facts: k8s-rdma-shared-dev-plugin v1.5.3 (configuration, paths), K3s's HelmChart
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import yaml
 
 from ..kv_plan.checks import PlanInputError, nearest
 from .inputs import Choices, Node, Release, image
-from .pods import LABELS, Object, host_path, metadata, mount
+from .pods import LABELS, Object, checksum, host_path, metadata, mount
 
 SYSTEM = "kube-system"
 PLATFORM_NAMESPACE = "dynamo-system"
@@ -84,7 +83,7 @@ def device_plugins(nodes: Sequence[Node], release: Release, choices: Choices) ->
             for index, rail in enumerate(nodes[0].rails)
         ],
     }
-    text = json.dumps(configuration, indent=2)
+    data = {"config.json": json.dumps(configuration, indent=2)}
     labels = {**LABELS, "app.kubernetes.io/name": RDMA_PLUGIN}
     selector = {"app.kubernetes.io/name": RDMA_PLUGIN}
     pod: Object = {
@@ -113,20 +112,20 @@ def device_plugins(nodes: Sequence[Node], release: Release, choices: Choices) ->
         ],
     }
     # The plugin reads its configuration only when it starts, so another one makes other pods.
-    checksum = {"goodput.spark/configuration-sha256": hashlib.sha256(text.encode()).hexdigest()}
+    annotations = {"goodput.spark/files-sha256": checksum(data)}
     daemon_set: Object = {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": metadata(RDMA_PLUGIN, SYSTEM),
         "spec": {
             "selector": {"matchLabels": selector},
-            "template": {"metadata": {"labels": labels, "annotations": checksum}, "spec": pod},
+            "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod},
         },
     }
     config_map: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(RDMA_PLUGIN, SYSTEM),
-        "data": {"config.json": text},
+        "data": data,
     }
     return [*found, config_map, daemon_set]

@@ -55,6 +55,10 @@ class Choices:
     #: Loading 75 GB takes half an hour on a Spark, an hour when cold.
     ready_timeout_seconds: int = 3600
     lmcache_ready_timeout_seconds: int = 300
+    #: What a start of LMCache makes of files that earlier runs left in L2 (``keep``, ``purge``), and how much of the
+    #: cap they may take, in per cent.
+    l2_state: str = "keep"
+    l2_keep_percent: int = 80
     #: How many pods may hold a rail at once.
     rail_shares: int = 64
     #: Only where the PodMonitor CRD exists.
@@ -92,6 +96,11 @@ def choices_from(given: Mapping[str, Any] | None) -> Choices:
     for key in ("drain_seconds", "ready_timeout_seconds", "lmcache_ready_timeout_seconds", "rail_shares"):
         if getattr(choices, key) < 1:
             raise PlanInputError(f"choices.{key}", getattr(choices, key), "must be 1 or more", "correct the value")
+    if choices.l2_state not in ("keep", "purge"):
+        raise PlanInputError("choices.l2_state", choices.l2_state, "must be keep or purge", "correct the value")
+    if not 0 <= choices.l2_keep_percent <= 95:
+        rule = "must be 0 to 95, so that new objects have room"
+        raise PlanInputError("choices.l2_keep_percent", choices.l2_keep_percent, rule, "correct the value")
     for key in ("model_path", "cache_path"):
         path = getattr(choices, key)
         if path and (not path.startswith("/") or ".." in path.split("/")):

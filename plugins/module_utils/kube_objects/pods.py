@@ -7,6 +7,8 @@ The kubelet replaces ``$(NAME)`` in arguments by the container's variable NAME, 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,15 +25,8 @@ PYTHON_ENVIRONMENT = {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "
 LABELS = {"app.kubernetes.io/managed-by": "goodput", "app.kubernetes.io/part-of": "goodput"}
 TOLERATIONS = [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}]
 
-#: The address of a node's first rail is in no field of a pod, so it comes from a file of the node's name.
-RAIL_FILE = "/etc/goodput/rail-address"
-RAIL_ADDRESS = "{rail_address}"
-LAUNCHER = (
-    "import os, sys\n"
-    f"address = open({RAIL_FILE!r}).read().strip()\n"
-    f"words = [word.replace({RAIL_ADDRESS!r}, address) for word in sys.argv[1:]]\n"
-    "os.execvp(words[0], words)\n"
-)
+#: Where pods have the files of our ConfigMap.
+FILES = "/etc/goodput-files"
 
 
 def escaped(value: Any) -> Any:
@@ -89,6 +84,11 @@ def probes(live: str, ready: str, port: int, start_seconds: int) -> Object:
         "livenessProbe": probe(live, port, failures=6),
         "readinessProbe": probe(ready, port, failures=3),
     }
+
+
+def checksum(data: Mapping[str, str]) -> str:
+    """Changes when a ConfigMap does; as an annotation of pods it makes other ones, which read the new content."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def host_path(name: str, path: str, kind: str) -> Object:

@@ -6,23 +6,25 @@ Facts: DynamoGraphDeployment v1beta1 and what the real operator made of such a g
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from .. import serving
+from .. import l2_residue, serving
 from ..kv_plan.checks import PlanInputError
+from . import start
 from .charts import rail_resources
 from .inputs import Choices, Node, Release, image
 from .pods import (
     ADDRESS,
+    FILES,
     LABELS,
-    LAUNCHER,
     NODE,
     PYTHON_ENVIRONMENT,
-    RAIL_ADDRESS,
-    RAIL_FILE,
     TOLERATIONS,
     Object,
+    checksum,
     environment,
     escaped,
     host_path,
@@ -37,7 +39,9 @@ from .pods import (
 API_VERSION = "nvidia.com/v1beta1"
 FRONTEND, WORKER = "frontend", "worker"
 COORDINATOR = "lmcache-coordinator"
-RAILS_MAP = "goodput-rails"
+FILES_MAP = "goodput-files"
+#: The owner's, if there is one: what a store on the network wants to know before it answers.
+SECRET = "lmcache-secret"
 HTTP_PORT = 8000
 #: The operator's choice, which its own PodMonitor scrapes.
 SYSTEM_PORT = 9090
@@ -63,14 +67,16 @@ class Serving:
         self.real = engine == "vllm"
         server = " ".join(map(str, plan["lmcache_server_args"]))
         self.on_l2 = bool(server and plan["l2_path"])
-        self.reads_rail = RAIL_ADDRESS in server
+        self.in_files = self.on_l2 and '"type":"fs_native"' in server
+        self.reads_rail = start.RAIL_ADDRESS in server
+        self.files = self._files()
         on_node = {"node": NODE, "management_address": ADDRESS}
         on_node["first_node_address"] = nodes[0].management_address
         self.dynamo = on_node | {"model_name": escaped(plan["model_name"]), "model_path": escaped(self.model_path)}
         self.lmcache = on_node | {
             "coordinator_address": f"{COORDINATOR}.{choices.namespace}.svc",
             "l2_path": escaped(plan["l2_path"]),
-            "rail_address": RAIL_ADDRESS,
+            "rail_address": start.RAIL_ADDRESS,
             "rail_devices": ",".join(f"{rail.rdma_device}:1" for rail in nodes[0].rails),
             "lmcache_port": self.ports["lmcache_request"],
             "lmcache_http_port": self.ports["lmcache_http"],
@@ -167,22 +173,29 @@ class Serving:
         }
         worker: Object = {"name": WORKER, "type": "worker", "replicas": len(self.nodes), "sharedMemorySize": "0"}
         # There is no second GPU for a surge: from Dynamo 1.4 on the operator then ends the old workers first.
-        return worker | self._template(WORKER, pod, {"nvidia.com/deployment-strategy": "Recreate"})
+        annotations = {"nvidia.com/deployment-strategy": "Recreate"}
+        annotations |= {"goodput.spark/files-sha256": checksum(self.files)} if self.files else {}
+        return worker | self._template(WORKER, pod, annotations)
 
     def lmcache_server(self) -> Object:
         port = int(self.ports["lmcache_http"])
         command = ["lmcache", "server"]
+        if self.files:
+            options = ["--l2-state", self.choices.l2_state, "--l2-keep-percent", str(self.choices.l2_keep_percent)]
+            command = ["python3", f"{FILES}/start.py", *(options if self.in_files else []), "--", *command]
         env = environment({**self.plan["lmcache_env"], **PYTHON_ENVIRONMENT, **self._gpu()}, self.lmcache)
         server = self._container(
             "lmcache",
-            ["python3", "-c", LAUNCHER, *command] if self.reads_rail else command,
+            command,
             words(self.plan["lmcache_server_args"], self.lmcache),
             env,
         )
         mounts = [mount("shm", "/dev/shm")]
         mounts += [mount("l2", self.plan["l2_path"])] if self.on_l2 else []
-        mounts += [mount("rails", RAIL_FILE, subPathExpr=NODE, readOnly=True)] if self.reads_rail else []
+        mounts += [mount("files", FILES, readOnly=True)] if self.files else []
+        mounts += [mount("report", start.REPORT_DIRECTORY)] if self.in_files else []
         return server | {
+            "envFrom": [{"secretRef": {"name": SECRET, "optional": True}}],
             "restartPolicy": "Always",
             "ports": [{"name": LMCACHE_PORT_NAME, "containerPort": port}],
             "securityContext": _root(),
@@ -212,7 +225,9 @@ class Serving:
     def _lmcache_volumes(self) -> list[Object]:
         # Not made where it is missing: then the L2 filesystem is not mounted, and the cache would fill the root.
         found = [host_path("l2", self.plan["l2_path"], "Directory")] if self.on_l2 else []
-        return found + ([{"name": "rails", "configMap": {"name": RAILS_MAP}}] if self.reads_rail else [])
+        found += [{"name": "files", "configMap": {"name": FILES_MAP}}] if self.files else []
+        # What was found in L2, where the systemd platform has it.
+        return found + ([host_path("report", start.REPORT_DIRECTORY, "DirectoryOrCreate")] if self.in_files else [])
 
     def _affinity(self) -> Object:
         """One worker a node, on the nodes whose memory was planned."""
@@ -250,13 +265,18 @@ class Serving:
             "metadata": {"name": self.choices.namespace, "labels": LABELS | labels},
         }
 
-    def rails(self) -> Object:
-        return {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata(RAILS_MAP, self.choices.namespace),
-            "data": {node.name: node.rails[0].address for node in self.nodes},
-        }
+    def _files(self) -> dict[str, str]:
+        """What LMCache's server needs beside its arguments, by file name; {} if nothing."""
+        found = {}
+        if self.in_files:
+            found["l2_residue.py"] = Path(l2_residue.__file__).read_text(encoding="utf-8")
+        if self.reads_rail:
+            found["rails.json"] = json.dumps({node.name: node.rails[0].address for node in self.nodes if node.rails})
+        return found | ({"start.py": Path(start.__file__).read_text(encoding="utf-8")} if found else {})
+
+    def config_map(self) -> Object:
+        about = metadata(FILES_MAP, self.choices.namespace)
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": self.files}
 
     def coordinator(self) -> list[Object]:
         """By which peers find each other; never in the path of data."""
@@ -317,7 +337,7 @@ class Serving:
     def objects(self) -> list[Object]:
         """In the order in which they are applied."""
         found = [self.namespace()]
-        found += [self.rails()] if self.reads_rail else []
+        found += [self.config_map()] if self.files else []
         found += self.coordinator() if self.plan["lmcache_coordinator_args"] else []
         found.append(self.graph())
         return found + ([self.endpoint()] if self.choices.node_port else [])

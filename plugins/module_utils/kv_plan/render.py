@@ -63,7 +63,10 @@ def kv_events_config(ctx: Context) -> dict[str, Any]:
 
 
 def l2_adapter(ctx: Context) -> dict[str, Any]:
-    """The ``--l2-adapter`` object; {} without a storing tier. ``max_capacity_gb`` is GiB."""
+    """The ``--l2-adapter`` object; {} without a storing tier. ``max_capacity_gb`` is GiB.
+
+    A store on the network takes its place and options from ``adapter_extra``; what bounds it is the same for all.
+    """
     lmcache = ctx.profile.lmcache
     l2 = lmcache.l2
     if not lmcache.enabled or l2.adapter == "none":
@@ -81,13 +84,13 @@ def l2_adapter(ctx: Context) -> dict[str, Any]:
         if l2.mooncake_ssd_offload:
             adapter |= {"enable_ssd_offload": "true", "ssd_offload_path": "{l2_path}"}
     else:
-        adapter = {
-            "type": "fs_native",
-            "base_path": "{l2_path}",
-            "num_workers": l2.num_workers,
-            "use_odirect": l2.use_odirect,
-            "max_capacity_gb": int(l2.capacity_gib) if l2.capacity_gib == int(l2.capacity_gib) else l2.capacity_gib,
-        }
+        adapter = {"type": l2.adapter}
+        if l2.adapter == "fs_native":
+            adapter |= {"base_path": "{l2_path}", "num_workers": l2.num_workers, "use_odirect": l2.use_odirect}
+        elif l2.adapter != "s3":
+            adapter |= {"num_workers": l2.num_workers}
+        whole = int(l2.capacity_gib)
+        adapter["max_capacity_gb"] = whole if l2.capacity_gib == whole else l2.capacity_gib
         if l2.eviction_policy != "none":
             adapter["eviction"] = {
                 "eviction_policy": l2.eviction_policy,
@@ -225,9 +228,13 @@ def env(ctx: Context) -> dict[str, str]:
 
 
 def lmcache_env(ctx: Context) -> dict[str, str]:
-    """Environment of LMCache's processes: that of all, and UCX where they read over the rails."""
+    """Environment of LMCache's processes: that of all, and what they read each other's memory with."""
     lmcache, values = ctx.profile.lmcache, env(ctx)
-    if lmcache.enabled and (lmcache.p2p.enabled or lmcache.l2.adapter == "mooncake_store"):
+    peers = lmcache.enabled and lmcache.p2p.enabled
+    if peers and lmcache.p2p.transfer_engine == "mooncake_te":
+        # Without a GPU there is no NIXL here; Mooncake's engine reads over TCP unless told otherwise.
+        values["MC_TE_PROTOCOL"] = "tcp"
+    elif peers or (lmcache.enabled and lmcache.l2.adapter == "mooncake_store"):
         # UCX uses one rail for one-sided reads unless told otherwise; the devices are the node's own rails.
         values |= {
             "UCX_NET_DEVICES": "{rail_devices}",
