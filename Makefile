@@ -79,7 +79,7 @@ docs: setup-test ## Write the tables of inputs in the roles' READMEs
 	@python tools/role_readmes.py
 
 .PHONY: conformity
-conformity: setup-test ## The planner against the real LMCache, Dynamo and vLLM
+conformity: setup-test ## Plans before the real LMCache, Dynamo and vLLM, objects before a real Kubernetes API server (GOODPUT_KUBE_DATA=…)
 	@pytest tests/conformity -q -s
 
 .PHONY: conformity-vllm

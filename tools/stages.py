@@ -47,6 +47,12 @@ def other_python() -> str | None:
     return None
 
 
+def kube_data() -> dict[str, str]:
+    """CRDs, schemas and an API server for tests/conformity, where they lie beside the checkout."""
+    beside = ROOT.parent / "shared/kube"
+    return {"GOODPUT_KUBE_DATA": str(beside)} if beside.is_dir() and "GOODPUT_KUBE_DATA" not in os.environ else {}
+
+
 def stages() -> list[Stage]:
     play = ["ansible-playbook", "-i", "inventory/virtual"]
     python = other_python()
@@ -68,7 +74,7 @@ def stages() -> list[Stage]:
         Stage("reset", ["molecule", "cleanup", "-s", "serving"], env_file=True),
         Stage("pair off", ["make", "virtual-down"]),
         # Last: it uses the runtime archive that the pair's medium was made of.
-        Stage("conformity", ["make", "conformity"]),
+        Stage("conformity", ["make", "conformity"], extra_env=kube_data()),
     ]
 
 

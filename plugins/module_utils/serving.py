@@ -156,12 +156,12 @@ def running_words(words: Sequence[str], report: Mapping[str, Any]) -> list[str]:
     return _with_l2_capacity(words, json.dumps(report["capacity_gib"]))
 
 
-def environment(variables: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """``NAME="value"`` lines of an EnvironmentFile, sorted by name, placeholders filled in.
+def environment_values(variables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+    """Variables sorted by name, placeholders filled in.
 
     :raises ServingError: a name that is no variable, or a value with a line break.
     """
-    lines = []
+    final = {}
     for name in sorted(variables):
         if not ENVIRONMENT_NAME.match(name):
             raise ServingError(f"environment variable {name!r} is no name; use letters, digits and _")
@@ -171,9 +171,43 @@ def environment(variables: Mapping[str, Any], values: Mapping[str, Any]) -> list
             raise ServingError(
                 f"environment variable {name} holds a line break, which an EnvironmentFile can not carry"
             )
-        escaped = re.sub(r'(["$`\\])', r"\\\1", text)
-        lines.append(f'{name}="{escaped}"')
-    return lines
+        final[name] = text
+    return final
+
+
+def environment(variables: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """``NAME="value"`` lines of an EnvironmentFile; see ``environment_values``."""
+    return [
+        '{}="{}"'.format(name, re.sub(r'(["$`\\])', r"\\\1", text))
+        for name, text in environment_values(variables, values).items()
+    ]
+
+
+# What every process of Dynamo is told beside its plan. Addresses are always given: a node has a management network and
+# two rails, and Dynamo would guess.
+PLANE_ENVIRONMENT = {
+    "DYN_TCP_RPC_HOST": "{management_address}",
+    "DYN_TCP_RESPONSE_STREAM_HOST": "{management_address}",
+    "DYN_EVENT_PLANE_HOST": "{management_address}",
+    "DYN_SYSTEM_HOST": "{management_address}",
+    # Without it the worker's /health stays at 503 although its endpoint is ready.
+    "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]',
+    "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+}
+DISCOVERIES = ("etcd", "kubernetes")
+
+
+def planes(discovery: str) -> dict[str, dict[str, str]]:
+    """The three planes of Dynamo: ``arguments`` (flag: value) and ``environment``, with placeholders.
+
+    Always explicit: with etcd the automatic choice for events is NATS, which nobody runs here.
+
+    :param discovery: ``etcd`` (systemd) or ``kubernetes``.
+    """
+    if discovery not in DISCOVERIES:
+        raise ServingError(f"discovery {discovery!r}; required one of {', '.join(DISCOVERIES)}; correct the role")
+    flags = {"--discovery-backend": discovery, "--request-plane": "tcp", "--event-plane": "zmq"}
+    return {"arguments": flags, "environment": dict(PLANE_ENVIRONMENT)}
 
 
 # --------------------------------------------------------------------------------------------------------------------

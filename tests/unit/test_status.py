@@ -240,6 +240,7 @@ NODES = [{"name": f"spark{n}", "server": n == 1, "total_bytes": 1531539456} for 
 HERE = {
     "node": "spark1", "management_address": "10.77.0.1", "model_path": "/srv/goodput/models/tiny", "model_name": "tiny",
     "rail_address": "192.168.100.1", "l2_path": "/srv/goodput/l2/tiny-1", "first_node_address": "10.77.0.1",
+    "coordinator_address": "10.77.0.1",
 }  # fmt: skip
 
 

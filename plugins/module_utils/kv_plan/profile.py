@@ -113,7 +113,7 @@ class P2P(_Checked):
     _section = "lmcache.p2p"
     enabled: bool = False
     transfer_engine: Literal["nixl", "mooncake_te"] = "nixl"
-    coordinator_url: str | None = "http://{first_node_address}:{coordinator_port}"
+    coordinator_url: str | None = "http://{coordinator_address}:{coordinator_port}"
 
 
 @dataclass(frozen=True)

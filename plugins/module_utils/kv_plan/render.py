@@ -1,9 +1,10 @@
 # Apache-2.0 (see LICENSE)
 """Argument lists and environment of every process. What stands here is what runs; roles fill in the placeholders.
 
-Placeholders, filled in on each node: ``{management_address}``, ``{node}``, ``{first_node_address}``, ``{model_path}``,
-``{model_name}``, ``{l2_path}`` (the plan says which), ``{rail_address}`` (its first rail), ``{rail_devices}`` (its
-rails for UCX). Where a process finds discovery and its peers is the platform's business, not the plan's.
+Placeholders, filled in on each node: ``{management_address}``, ``{node}``, ``{first_node_address}``,
+``{coordinator_address}`` (where LMCache's peers meet), ``{model_path}``, ``{model_name}``, ``{l2_path}`` (the plan
+says which), ``{rail_address}`` (its first rail), ``{rail_devices}`` (its rails for UCX). Where a process
+finds discovery and its peers is the platform's business, not the plan's.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def _lmcache_coordinator_args(ctx: Context) -> list[str]:
 
 
 def env(ctx: Context) -> dict[str, str]:
-    """Environment of every serving process; what one of them does not know it ignores."""
+    """Environment of every serving process; what one of them does not know it ignores. LMCache's has more."""
     router, lmcache = ctx.profile.router, ctx.profile.lmcache
     values = {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
     if router.mode == "kv":
@@ -223,6 +224,12 @@ def env(ctx: Context) -> dict[str, str]:
     if lmcache.enabled:
         # Usage reports go to an address on the internet by default.
         values |= {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
+    return values | ctx.profile.extra_env
+
+
+def lmcache_env(ctx: Context) -> dict[str, str]:
+    """Environment of LMCache's processes: that of all, and what they read each other's memory with."""
+    lmcache, values = ctx.profile.lmcache, env(ctx)
     peers = lmcache.enabled and lmcache.p2p.enabled
     if peers and lmcache.p2p.transfer_engine == "mooncake_te":
         # Without a GPU there is no NIXL here; Mooncake's engine reads over TCP unless told otherwise.
@@ -253,6 +260,7 @@ def render(ctx: Context) -> dict[str, Any]:
         "kv_transfer_config": kv_transfer_config(ctx),
         "kv_events_config": kv_events_config(ctx),
         "env": env(ctx),
+        "lmcache_env": lmcache_env(ctx),
     }
 
 
