@@ -52,8 +52,11 @@ def test_bad_requests_are_refused_with_a_reason(pair: Pair) -> None:
     print(json.dumps(answers, indent=2))
     crowd = answers.pop("crowd")
     assert crowd == [200, []]
-    status, text = answers.pop("empty prompt")
-    assert status == 200 or (400 <= status < 500 and len(text) > 10), (status, text)
+    # Dynamo repairs the encoding; an empty prompt is one; and the simulated engine has no longest prompt.
+    for name in ("empty prompt", "invalid UTF-8", "too long"):
+        status, text = answers.pop(name)
+        assert status == 200 or (400 <= status < 500 and len(text) > 10), (name, status, text)
+    assert answers["10 MB"][0] == 413
     wrong = {name: answer for name, answer in answers.items() if not (400 <= answer[0] < 500 and len(answer[1]) > 10)}
     assert not wrong
     assert {node: pair.sh(node, PIDS) for node in before} == before, "a process fell over"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .checks import ceil_div
 from .solve import Context
 
 
@@ -215,10 +216,20 @@ def _lmcache_coordinator_args(ctx: Context) -> list[str]:
     ]
 
 
+def body_limit_mb(max_model_len_tokens: int) -> int:
+    """Largest request body that the frontend reads, in MB: 1, and 16 bytes for each token of the longest prompt.
+
+    A token of text is about 4 bytes, and JSON may write one character in 6. Dynamo's default of 192 lets one request
+    take the memory of a node: seen with 1.6.1, 10 MB of one word took 1 GB before it could be counted as too long.
+    """
+    return 1 + ceil_div(16 * max_model_len_tokens, 2**20)
+
+
 def env(ctx: Context) -> dict[str, str]:
     """Environment of every serving process; what one of them does not know it ignores. LMCache's has more."""
     router, lmcache = ctx.profile.router, ctx.profile.lmcache
     values = {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+    values["DYN_HTTP_BODY_LIMIT_MB"] = str(body_limit_mb(ctx.profile.serving.max_model_len_tokens))
     if router.mode == "kv":
         values["DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS"] = str(router.active_request_expiry_seconds)
     if lmcache.enabled:

@@ -181,3 +181,10 @@ def test_what_the_platform_adds_does_not_contradict_the_plan(name: str) -> None:
     serving.arguments(result["dynamo_frontend_args"], PLACEHOLDERS, ours=planes | http)
     if result["lmcache_server_args"]:
         serving.arguments(result["lmcache_server_args"], PLACEHOLDERS, ours={"--port": 5555, "--http-port": 9500})
+
+
+def test_a_request_can_be_as_large_as_the_longest_prompt_and_not_as_the_node() -> None:
+    small, large = plan("virtual", model="tiny"), plan("super-recommended")
+    assert small["env"]["DYN_HTTP_BODY_LIMIT_MB"] == "2"
+    longest = large["inputs"]["profile"]["serving"]["max_model_len_tokens"]
+    assert 16 * longest <= (int(large["env"]["DYN_HTTP_BODY_LIMIT_MB"]) - 1) * 2**20 < 64 * 2**20
