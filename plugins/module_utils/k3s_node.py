@@ -56,14 +56,6 @@ MADE_BY_K3S = (
 )
 FILES_BY_K3S = ("/etc/rancher/k3s/k3s.yaml",)
 RUN_FOLDERS = ("/run/k3s", "/run/flannel")
-SYSCTLS_BY_K3S = (
-    "net.ipv4.ip_forward",
-    "net.ipv4.conf.all.forwarding",
-    "net.ipv4.conf.default.forwarding",
-    "vm.overcommit_memory",
-    "kernel.panic",
-    "kernel.panic_on_oops",
-)
 SECONDS_TO_DIE = 10.0
 
 # argv, standard input -> (exit status, stdout, stderr)
