@@ -72,7 +72,9 @@ def judge(
     *changes: tuple[int, Change], addresses: dict[int, str] | None = None, former: str = "", **more: Any
 ) -> list[str]:
     """Findings as text of a pair whose nodes were changed: (number of the node, change)."""
-    bounds = {key: more.pop(key) for key in ("allow_rail", "in_run", "disk_required_gib") if key in more}
+    bounds: dict[str, Any] = {
+        key: more.pop(key) for key in ("allow_rail", "in_run", "disk_required_gib") if key in more
+    }
     given: dict[str, Any] = {"nodes": ["spark1", "spark2"], "server": "spark2", "version": "v1.36.4+k3s1", "keys": KEYS}
     chosen = c.Choices(**{**given, **more})
     seen = []
@@ -86,7 +88,8 @@ def judge(
         address = (addresses or {}).get(number, f"10.0.0.{number}")
         seen.append(p.Seen(c.NodeChoice(f"spark{number}", address, "", True), report, look))
     limit: dict[str, Any] = {"disk_required_gib": 60, "in_run": ["spark1", "spark2"], "kubeconfig": "/here/kubeconfig"}
-    limits = p.Bounds(**{**limit, **bounds})
+    limit.update(bounds)
+    limits = p.Bounds(**limit)
     found = p.evaluate(seen, chosen, limits, former)
     return [
         f"{one.node}: {one.check}: found {one.found}; required {one.required}; fix {one.fix}"
