@@ -8,8 +8,11 @@ is needed, and one look at each kubelet's running configuration.
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_node import BINARY, Run, run_command
@@ -205,3 +208,170 @@ def stale_pods(pods: Sequence[Mapping[str, Any]], uids: Sequence[str]) -> tuple[
             name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
             (again if pod["metadata"].get("ownerReferences") else alone).append(name)
     return sorted(again), sorted(alone)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Resources of device plugins
+# --------------------------------------------------------------------------------------------------------------------
+
+CAP_IPC_LOCK = 1 << 14
+RESOURCE_REMEDY = {
+    "nvidia.com": "the log of the NVIDIA device plugin on it; it needs the label nvidia.com/gpu.present=true, the "
+    "runtime class nvidia, and version 0.17.4 or newer on a GB10",
+    "rdma": "the log of the RDMA device plugin on it; the rail needs its cable, and the modules rdma_ucm and ib_umad",
+}
+# One line for each device that can be opened, then the limit, the user and the effective capabilities.
+PROBE = (
+    'for d in /dev/infiniband/uverbs*; do { : <>"$d"; } 2>/dev/null && echo "opened $d"; done; '
+    'echo "memlock $(ulimit -l)"; echo "uid $(id -u)"; sed -n "s/^CapEff:/capabilities/p" /proc/self/status; '
+    "exec sleep 600"
+)
+
+
+def fits(found: str, wanted: str) -> bool:
+    """``wanted`` is a number, which must be exactly that, or ``>N``."""
+    number = amount(found)
+    if not isinstance(number, float):
+        return False
+    limit = amount(str(wanted).lstrip(">"))
+    return isinstance(limit, float) and (number > limit if str(wanted).startswith(">") else number == limit)
+
+
+def resource_checks(nodes: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+    """One row a node and resource: what the scheduler may give away there.
+
+    :param wanted: ``{"spark1": {"nvidia.com/gpu": "1", "rdma/rail0": ">0"}}``.
+    """
+    rows = []
+    for name, resources in wanted.items():
+        offered = nodes.get(name, {}).get("status", {}).get("allocatable", {})
+        for resource, rule in resources.items():
+            found = str(offered.get(resource, "0"))
+            remedy = RESOURCE_REMEDY.get(resource.partition("/")[0], "the log of its device plugin")
+            rows.append(row(f"{name} {resource}", found, str(rule), remedy, fits(found, str(rule))))
+    return rows
+
+
+def wait_resources(
+    kubectl: Kubectl, wanted: Mapping[str, Mapping[str, Any]], timeout_seconds: float, poll_seconds: float = 10
+) -> list[Check]:
+    """The rows once all are ok, or as they are when the time is over."""
+    end = time.monotonic() + timeout_seconds
+    while True:
+        rows = resource_checks(kubectl.nodes(), wanted)
+        if all(one["ok"] for one in rows) or time.monotonic() >= end:
+            return rows
+        time.sleep(poll_seconds)
+
+
+def troubles(kubectl: Kubectl, namespace: str = "kube-system") -> str:
+    """What a person would look at next: pods that do not run with their reason, and the last warnings."""
+    lines = []
+    for pod in kubectl.json("get", "pods", "-n", namespace, "-o", "json")["items"]:
+        states = pod["status"].get("containerStatuses", [])
+        reasons = [s["state"]["waiting"].get("reason", "") for s in states if "waiting" in s.get("state", {})]
+        reasons += [
+            c.get("message", "") for c in pod["status"].get("conditions", []) if c.get("reason") == "Unschedulable"
+        ]
+        if pod["status"].get("phase") not in ("Running", "Succeeded") or reasons:
+            lines.append(f"pod {pod['metadata']['name']}: {pod['status'].get('phase')} {'; '.join(reasons)}".rstrip())
+    events = kubectl.json("get", "events", "-n", namespace, "--field-selector=type=Warning", "-o", "json")["items"]
+    for event in events[-5:]:
+        lines.append(f"event {event['involvedObject'].get('name', '')}: {event.get('message', '')}")
+    return "\n".join(lines)
+
+
+def probe_pod(node: str, image: str, resources: Sequence[str]) -> dict[str, Any]:
+    """A pod that asks for one of each resource on one node, in the network of the host as the engine's."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"goodput-probe-{node}", "namespace": "kube-system"},
+        "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "hostNetwork": True,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {
+                    "name": "probe",
+                    "image": image,
+                    "imagePullPolicy": "Never",
+                    "command": ["sh", "-c", PROBE],
+                    "securityContext": {"runAsUser": 0, "capabilities": {"add": ["IPC_LOCK"]}},
+                    "resources": {"limits": dict.fromkeys(resources, "1")},
+                }
+            ],
+        },
+    }
+
+
+def probe_checks(node: str, said: str, rails: int) -> list[Check]:
+    """Rows from what a probe pod printed: every rail's device opens, and memory can be locked."""
+    opened = re.findall(r"^opened (\S+)$", said, re.M)
+    memlock = re.search(r"^memlock (\S+)$", said, re.M)
+    capabilities = re.search(r"^capabilities\s+([0-9a-f]+)$", said, re.M)
+    user = re.search(r"^uid (\d+)$", said, re.M)
+    effective = bool(capabilities and int(capabilities[1], 16) & CAP_IPC_LOCK)
+    return [
+        row(
+            f"{node} RDMA devices that open in a pod",
+            ", ".join(opened) or "none",
+            f"{rails} or more",
+            "a device that is only bind-mounted is refused by the device cgroup: it must come from the device plugin",
+            len(opened) >= rails,
+        ),
+        row(
+            f"{node} locked memory in a pod",
+            memlock[1] if memlock else "not said",
+            "unlimited",
+            "LimitMEMLOCK in the unit's drop-in, then make the pod again",
+        ),
+        row(
+            f"{node} IPC_LOCK in a pod",
+            f"uid {user[1] if user else '?'}, {'effective' if effective else 'not effective'}",
+            "effective",
+            "run as root: the capability does nothing for another user",
+            effective,
+        ),
+    ]
+
+
+def printed(kubectl: Kubectl, pod: str, attempts: int = 12, wait_seconds: float = 5) -> str:
+    """What a probe pod said, once it said all: a container counts as ready before its program has run."""
+    said = ""
+    for attempt in range(attempts):
+        if attempt:
+            time.sleep(wait_seconds)
+        said = kubectl("logs", "-n", "kube-system", pod)
+        if "capabilities" in said:
+            break
+    return said
+
+
+def probe(
+    kubectl: Kubectl, image: str, wanted: Mapping[str, Mapping[str, Any]], folder: Path, timeout_seconds: int
+) -> list[Check]:
+    """Run a probe pod on each node and judge what it printed; the pods go in any case."""
+    pods = [probe_pod(name, image, list(resources)) for name, resources in wanted.items()]
+    path = folder / "goodput-probe.json"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
+    names = [f"pod/{pod['metadata']['name']}" for pod in pods]
+    rows: list[Check] = []
+    try:
+        kubectl("apply", "-f", str(path))
+        try:
+            kubectl(
+                "wait", "-n", "kube-system", "--for=condition=Ready", f"--timeout={timeout_seconds}s", *names,
+                timeout_seconds=timeout_seconds + 60,
+            )  # fmt: skip
+        except K3sError as error:
+            raise K3sError(f"{troubles(kubectl)}\n{error}") from error
+        for name, resources in wanted.items():
+            said = printed(kubectl, f"goodput-probe-{name}")
+            rows += probe_checks(name, said, sum(resource.startswith("rdma/") for resource in resources))
+    finally:
+        kubectl("delete", "--ignore-not-found", "--wait=true", "-f", str(path))
+        path.unlink()
+    return rows

@@ -16,12 +16,16 @@ description:
     onto a node again that V(drained) closed, now or in a run that was broken off.
   - V(drained) moves the pods of O(nodes) away and lets no new ones in, if another node can take them.
   - V(removed) takes O(nodes) out of the cluster, with the password that K3s keeps of them: they can join again.
+  - V(offered) waits until the nodes offer resources of device plugins; for this O(nodes) has, by name, a dictionary of
+    resource and amount (a number, or C(>0)).
+  - V(probed) runs a pod on each of these nodes that asks for one of each resource, looks what it can open and lock, and
+    takes it away.
   - V(recreated) deletes the pods of O(pod_uids) whose controller makes them again, and names the others.
 options:
   state:
     description: What to do, as above.
     type: str
-    choices: [verified, settled, drained, removed, recreated]
+    choices: [verified, settled, drained, removed, recreated, offered, probed]
     default: verified
   nodes:
     description: By name, what a node must be (C(address), C(version), C(labels), C(taints), C(kubelet), C(server)).
@@ -32,6 +36,10 @@ options:
     type: list
     elements: str
     default: []
+  image:
+    description: Image of the pods of V(probed); it must be on the nodes.
+    type: str
+    default: ""
   timeout_seconds:
     description: How long to wait for nodes to be Ready, or for pods to leave.
     type: int
@@ -70,6 +78,7 @@ pods:
   returned: always
 """
 
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -82,11 +91,12 @@ def argument_spec() -> dict[str, Any]:
     return {
         "state": {
             "type": "str",
-            "choices": ["verified", "settled", "drained", "removed", "recreated"],
+            "choices": ["verified", "settled", "drained", "removed", "recreated", "offered", "probed"],
             "default": "verified",
         },
         "nodes": {"type": "dict", "default": {}},
         "pod_uids": {"type": "list", "elements": "str", "default": []},
+        "image": {"type": "str", "default": ""},
         "timeout_seconds": {"type": "int", "default": 300},
     }
 
@@ -155,6 +165,12 @@ def main() -> None:
             if names:
                 kubectl("delete", "node", *names)
                 result["changed"] = True
+        elif state == "offered":
+            result["checks"] = logic.wait_resources(kubectl, wanted, timeout)
+            if serving.reason(result["checks"]):
+                raise K3sError(f"{serving.reason(result['checks'])}\n{logic.troubles(kubectl)}")
+        elif state == "probed":
+            result["checks"] = logic.probe(kubectl, params["image"], wanted, Path(module.tmpdir), timeout)
         else:
             pods = kubectl.json("get", "pods", "--all-namespaces", "-o", "json")["items"]
             again, alone = logic.stale_pods(pods, params["pod_uids"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,3 +153,89 @@ def test_stale_pods_are_named_and_those_without_a_controller_apart() -> None:
 
     pods = [pod("1", "worker-0", ownerReferences=[{"kind": "ReplicaSet"}]), pod("2", "by-hand"), pod("3", "fine")]
     assert k.stale_pods(pods, ["1", "2", "9"]) == (["serving/worker-0"], ["serving/by-hand"])
+
+
+# ---- resources of device plugins
+
+
+def offering(**allocatable: str) -> dict[str, Any]:
+    return {
+        "spark1": {"status": {"allocatable": {key.replace("__", "/"): value for key, value in allocatable.items()}}}
+    }
+
+
+RESOURCES = {"nvidia.com/gpu": "1", "rdma/rail0": ">0", "rdma/rail1": ">0"}
+
+
+def lacking(**allocatable: str) -> list[str]:
+    nodes = offering(**allocatable)
+    nodes["spark1"]["status"]["allocatable"].setdefault("nvidia.com/gpu", "1")
+    rows = k.resource_checks(nodes, {"spark1": RESOURCES})
+    return [f"{row['check']}: {row['found']}, required {row['required']}" for row in rows if not row["ok"]]
+
+
+def test_one_gpu_and_every_rail() -> None:
+    assert lacking(rdma__rail0="8", rdma__rail1="1k") == []
+    # A rail without its cable offers nothing, or is not there at all.
+    assert lacking(rdma__rail0="8", rdma__rail1="0") == ["spark1 rdma/rail1: 0, required >0"]
+    assert lacking(rdma__rail0="8") == ["spark1 rdma/rail1: 0, required >0"]
+    many = k.resource_checks(
+        {"spark1": {"status": {"allocatable": {"nvidia.com/gpu": "4"}}}}, {"spark1": {"nvidia.com/gpu": "1"}}
+    )
+    assert not many[0]["ok"], "time-slicing would put both workers on one GPU"
+
+
+def test_resources_that_never_come_are_named() -> None:
+    kubectl = k.Kubectl(run=Answers(get=listing(NODE)))
+    rows = k.wait_resources(kubectl, {"spark1": RESOURCES}, timeout_seconds=0)
+    assert [row["ok"] for row in rows] == [False, False, False]
+    assert "rdma_ucm" in rows[1]["remedy"] and "0.17.4" in rows[0]["remedy"]
+
+
+SAID = """opened /dev/infiniband/uverbs0
+opened /dev/infiniband/uverbs1
+memlock unlimited
+uid 0
+capabilities\t00000000a80465fb
+"""
+
+
+def test_a_probe_pod_opens_both_rails_and_locks_memory() -> None:
+    assert all(row["ok"] for row in k.probe_checks("spark1", SAID, 2))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "check"),
+    [
+        ("opened /dev/infiniband/uverbs1\n", "", "RDMA devices that open"),
+        ("memlock unlimited", "memlock 8192", "locked memory"),
+        ("a80465fb", "a80425fb", "IPC_LOCK"),
+        ("capabilities\t00000000a80465fb", "capabilities\t0000000000000000", "IPC_LOCK"),
+    ],
+)
+def test_what_a_probe_pod_lacks_is_one_row(old: str, new: str, check: str) -> None:
+    bad = [row for row in k.probe_checks("spark1", SAID.replace(old, new), 2) if not row["ok"]]
+    assert len(bad) == 1 and check in bad[0]["check"]
+
+
+def test_probe_pods_go_even_if_they_never_run(tmp_path: Path) -> None:
+    pending = {
+        "metadata": {"name": "goodput-probe-spark1"},
+        "status": {
+            "phase": "Pending",
+            "conditions": [
+                {"reason": "Unschedulable", "message": "0/2 nodes are available: 1 Insufficient rdma/rail1."}
+            ],
+        },
+    }
+    run = Answers(get=[listing(pending), json.dumps({"items": []})], wait="!timed out")
+    with pytest.raises(K3sError, match="Insufficient rdma/rail1"):
+        k.probe(k.Kubectl(run=run), "image", {"spark1": RESOURCES}, tmp_path, 1)
+    assert run.asked[-1].startswith("delete") and not list(tmp_path.iterdir())
+
+
+def test_the_probe_asks_for_one_of_each_on_its_node() -> None:
+    spec = k.probe_pod("spark1", "busybox", list(RESOURCES))["spec"]
+    assert spec["containers"][0]["resources"]["limits"] == dict.fromkeys(RESOURCES, "1")
+    assert spec["nodeSelector"] == {"kubernetes.io/hostname": "spark1"}
+    assert spec["containers"][0]["imagePullPolicy"] == "Never"
