@@ -171,6 +171,15 @@ def test_a_transfer_that_breaks_off_leaves_nothing_and_is_repeated(tmp_path: Pat
     assert (path.read_bytes(), source) == (ARM, "download")
 
 
+def test_a_download_with_another_checksum_is_thrown_away(tmp_path: Path) -> None:
+    def other(url: str, target: Path) -> None:
+        target.write_bytes(ARM + b"more")
+
+    with pytest.raises(r.K3sError, match=f"required: sha256 {asset().sha256}"):
+        r.fill(tmp_path, VERSION, asset(), sums(), fetch=other)
+    assert list(tmp_path.rglob("*")) == [tmp_path / VERSION]
+
+
 def test_nowhere_to_get_it_from(tmp_path: Path) -> None:
     with pytest.raises(r.K3sError, match="GOODPUT_OFFLINE is set.*k3s_airgap_folder"):
         r.fill(tmp_path, VERSION, asset(), sums(), offline=True)
