@@ -381,10 +381,8 @@ class Remover:
             fields = text_of(self.node.proc / pid / "stat", 4096).rpartition(")")[2].split()
             if len(fields) > 1:
                 children.setdefault(fields[1], []).append(pid)
-            try:
-                program = os.readlink(self.node.proc / pid / "exe")
-            except OSError:
-                continue
+            # As it was called: the program may be a link to one that is many.
+            program = text_of(self.node.proc / pid / "cmdline", 4096).partition("\0")[0]
             if program.startswith(f"{DATA_DIR}/data/") and Path(program).name.startswith("containerd-shim"):
                 shims.append(pid)
         found, todo = [], shims

@@ -218,8 +218,8 @@ def used(node: n.Node, commands: Commands) -> n.Node:
     process(node, 31, "pause", "/kubepods.slice", parent=30)
     process(node, 32, "python", "/kubepods.slice", parent=31)
     process(node, 40, "containerd-shim", "/system.slice/docker.service")
-    (node.proc / "30/exe").symlink_to("/var/lib/rancher/k3s/data/abc/bin/containerd-shim-runc-v2")
-    (node.proc / "40/exe").symlink_to("/usr/bin/containerd-shim-runc-v2")
+    write(node.proc, {"30/cmdline": "/var/lib/rancher/k3s/data/abc/bin/containerd-shim-runc-v2\0-namespace\0k8s.io\0"})
+    write(node.proc, {"40/cmdline": "/usr/bin/containerd-shim-runc-v2\0-namespace\0moby\0"})
     write(node.root, {"var/lib/rancher/k3s/server/db/state.db": "", "var/lib/kubelet/pods/x/y": "", "run/k3s/s": ""})
     write(node.root, {"etc/rancher/k3s/k3s.yaml": "", "etc/rancher/k3s/config.yaml": "", "run/netns/cni-1": ""})
     (node.root / "sys/class/net/cni0").mkdir(parents=True)
@@ -231,7 +231,7 @@ def remover(node: n.Node, check: bool = False) -> tuple[n.Remover, list[int]]:
 
     def kill(pid: int, _signal: int) -> None:
         killed.append(pid)
-        (node.proc / str(pid) / "exe").unlink(missing_ok=True)
+        (node.proc / str(pid) / "cmdline").unlink(missing_ok=True)
 
     return n.Remover(node, check, kill=kill, sleep=lambda _seconds: None), killed
 
