@@ -29,14 +29,19 @@ PLAN = {
 }
 
 
-def render(folder: Path, **extra: Any) -> dict[str, Any]:
+WRITES = [f"__k3s_{name}" for name in ("placed_binary", "placed_images")]
+WRITES += [f"__k3s_wrote_{name}" for name in ("config", "kubelet", "unit", "dropin")]
+
+
+def render(folder: Path, seen: dict[str, Any] | None = None, wrote: str = "", **extra: Any) -> dict[str, Any]:
     """By node, what the role would write: one run of Ansible, facts only, no module on a node."""
     hosts: dict[str, Any] = {}
     for number in (1, 2):
         hosts[f"spark{number}"] = {
             "goodput_management_address": f"10.0.0.{number}",
             "__k3s_facts": {"node": facts(number)},
-            "__k3s_probe": probe(number),
+            "__k3s_probe": {**probe(number), **(seen or {})},
+            **{name: {"changed": name == wrote} for name in WRITES},
         }
     inventory = {"all": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
@@ -44,7 +49,7 @@ def render(folder: Path, **extra: Any) -> dict[str, Any]:
     lookups = ", ".join(f"'{name}': lookup('ansible.builtin.template', '{path}')" for name, path in templates.items())
     rendered = (
         f"{{{{ {{'config': __k3s_node.config, 'kubelet': __k3s_kubelet, 'wanted': __k3s_wanted, "
-        f"'digest': __k3s_digest, 'settled': __k3s_settled, 'unit_file': __k3s_unit_file, "
+        f"'digest': __k3s_digest, 'settled': __k3s_settled, 'restart': __k3s_restart, 'unit_file': __k3s_unit_file, "
         f"'images_file': __k3s_images_file, {lookups}}} }}}}"
     )
     everything = "dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'rendered')))"
@@ -142,3 +147,22 @@ def test_the_drop_in_lifts_the_limit_and_carries_the_digest(pair: dict[str, Any]
 def test_a_changed_setting_changes_the_digest(pair: dict[str, Any], tmp_path: Path) -> None:
     other = render(tmp_path, k3s_node_labels={"site": "lab"}, k3s_config={"snapshotter": "overlayfs"})
     assert all(other[name]["digest"] != pair[name]["digest"] for name in pair)
+
+
+def test_what_runs_with_other_settings_is_restarted_and_nothing_else(pair: dict[str, Any], tmp_path: Path) -> None:
+    """Node 1 runs what was asked for; node 2 is the same, because the digest of node 1 is not its own."""
+    unit = {"loaded": True, "active": True, "enabled": True, "digest": pair["spark1"]["digest"]}
+    same: dict[str, Any] = {"k3s_node_labels": {"site": "lab"}, "k3s_config": {"snapshotter": "native"}}
+    off = {**unit, "enabled": False}
+    units = {"agent": unit, "server": unit}
+    found = render(tmp_path, seen={"units": units}, **same)
+    assert {name: (node["settled"], node["restart"]) for name, node in found.items()} == {
+        "spark1": (True, False),
+        "spark2": (False, True),
+    }
+    # Somebody edited a file and restarted: the digest is right, and what it stands for was not.
+    edited = render(tmp_path, seen={"units": units}, wrote="__k3s_wrote_config", **same)
+    assert (edited["spark1"]["settled"], edited["spark1"]["restart"]) == (False, True)
+    # A unit that only does not start at boot is enabled, not restarted.
+    disabled = render(tmp_path, seen={"units": {"agent": off, "server": off}}, **same)
+    assert (disabled["spark1"]["settled"], disabled["spark1"]["restart"]) == (False, False)
