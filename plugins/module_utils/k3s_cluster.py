@@ -19,6 +19,7 @@ from ansible_collections.goodput.spark.plugins.module_utils.k3s_node import BINA
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Check, row
 
+POLL_SECONDS = 5.0
 # On a node that the role itself cordoned, so that it can tell its own cordon from a person's.
 DRAINED = "goodput.spark/drained"
 # What must not be the case on a node that serves.
@@ -43,7 +44,7 @@ class Kubectl:
 
     def wait_ready(self, names: Sequence[str], timeout_seconds: int) -> dict[str, dict[str, Any]]:
         """All nodes, once those of ``names`` are there and Ready; K3sError with what each says."""
-        found = self.nodes()
+        found = self.nodes_when_up(timeout_seconds)
         if all(name in found and condition(found[name], "Ready") == "True" for name in names):
             return found
         nodes = [f"node/{name}" for name in names]
@@ -63,6 +64,17 @@ class Kubectl:
                 f"journalctl -u k3s (server) and -u k3s-agent (agents)\n{error}"
             ) from error
         return self.nodes()
+
+    def nodes_when_up(self, timeout_seconds: float) -> dict[str, dict[str, Any]]:
+        """All nodes; an API that has just been started may refuse the first calls."""
+        end = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                return self.nodes()
+            except K3sError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(POLL_SECONDS)
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {node["metadata"]["name"]: node for node in self.json("get", "nodes", "-o", "json")["items"]}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Kill a playbook in one task, start it again, kill it in the next: what a run leaves must not stop the one after it.
 
-``interrupt.py PLAYBOOK TASK... -- ANSIBLE-PLAYBOOK ARGUMENTS``. A task is named by a part of its header. Exit 1 if a run
-ended before its task.
+``interrupt.py PLAYBOOK TASK... -- ANSIBLE-PLAYBOOK ARGUMENTS``. A task is named by a part of its header. Exit 1 if a
+run ended before its task.
 """
 
 from __future__ import annotations

@@ -128,6 +128,15 @@ def test_ready_nodes_cost_one_call() -> None:
     assert kubectl.run.asked == ["get nodes -o json"]  # type: ignore[attr-defined]
 
 
+def test_an_api_that_has_just_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(k, "POLL_SECONDS", 0)
+    refused = "!The connection to the server 127.0.0.1:6443 was refused"
+    kubectl = k.Kubectl(run=Answers(get=[refused, refused, listing(NODE)]))
+    assert list(kubectl.wait_ready(["spark1"], 60)) == ["spark1"]
+    with pytest.raises(K3sError, match="was refused"):
+        k.Kubectl(run=Answers(get=refused)).wait_ready(["spark1"], 0)
+
+
 def test_a_node_that_comes_later_is_waited_for() -> None:
     kubectl = k.Kubectl(run=Answers(get=[listing(), listing(NODE)]))
     assert list(kubectl.wait_ready(["spark1"], 60)) == ["spark1"]
