@@ -40,7 +40,7 @@ bench-site: setup ## Seconds of every stage from nothing to the first token, and
 
 .PHONY: virtual-up
 virtual-up: setup ## Build and boot the virtual pair, write inventory/virtual
-	@ansible-playbook -i localhost, playbooks/virtual_pair.yml -e virtual_pair_state=up </dev/null
+	@ansible-playbook -i localhost, playbooks/virtual_pair.yml -e virtual_pair_state=up $(ARGS) </dev/null
 
 .PHONY: virtual-down
 virtual-down: ## Power the virtual pair off (only its own processes)

@@ -10,6 +10,7 @@ Exit 0 all passed, 1 a stage failed.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -53,11 +54,25 @@ def kube_data() -> dict[str, str]:
     return {"GOODPUT_KUBE_DATA": str(beside)} if beside.is_dir() and "GOODPUT_KUBE_DATA" not in os.environ else {}
 
 
+def k3s_folder() -> tuple[str, str]:
+    """(folder with a K3s release for the pair's guests, why there is none): as named in the environment."""
+    folder = os.environ.get("GOODPUT_K3S_AIRGAP", "")
+    if not folder:
+        return "", "GOODPUT_K3S_AIRGAP names no folder with a K3s release"
+    if platform.machine() != "x86_64":
+        return "", f"the release in {folder} is for amd64, and the guests are {platform.machine()}"
+    return str(Path(folder).resolve()), ""
+
+
 def stages() -> list[Stage]:
     play = ["ansible-playbook", "-i", "inventory/virtual"]
     python = other_python()
     why = "" if python else "no second Python (3.12 or newer, or 3.11 beside a newer one) on this machine"
     other = python or "python3"
+    k3s, no_k3s = k3s_folder()
+    # Kubernetes needs more than the guests have otherwise.
+    larger = ["make", "virtual-down", "virtual-up", "ARGS=-e virtual_pair_memory_mib=3072"]
+    molecule_k3s = ["molecule", "test", "-s", "k3s", "--destroy=never"]
     pytest_next = [f"{NEXT_VENV}/bin/pytest", "tests/unit", "-n", "2", "-q", "-rs"]
     return [
         Stage("lint", ["make", "lint"]),
@@ -72,6 +87,8 @@ def stages() -> list[Stage]:
         Stage("faults", ["pytest", "tests/faults", "-q", "-rs", "-x"], env_file=True),
         Stage("core-next-converge", [f"{NEXT_VENV}/bin/ansible-playbook", *play[1:], "playbooks/host.yml"], True, why),
         Stage("reset", ["molecule", "cleanup", "-s", "serving"], env_file=True),
+        Stage("pair for K3s", larger, skip=no_k3s),
+        Stage("molecule k3s", molecule_k3s, True, no_k3s, {"GOODPUT_K3S_AIRGAP": k3s}),
         Stage("pair off", ["make", "virtual-down"]),
         # Last: it uses the runtime archive that the pair's medium was made of.
         Stage("conformity", ["make", "conformity"], extra_env=kube_data()),

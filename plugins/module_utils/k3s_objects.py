@@ -1,0 +1,129 @@
+# Apache-2.0 (see LICENSE)
+"""Objects of Kubernetes that a role places, and takes away again. Runs on the server, through ``k3s kubectl``.
+
+What was placed is kept in a file, so that an object which is no longer wanted is deleted, and a reset deletes exactly
+what a role placed. The file is written last: a run that was broken off is repeated by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.goodput.spark.plugins.module_utils.k3s_cluster import Kubectl
+from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
+
+FIELD_MANAGER = "goodput"
+
+Object = Mapping[str, Any]
+
+
+def key(item: Object) -> tuple[str, str, str, str]:
+    """What makes an object the same one: group, kind, namespace, name. Another version of a group is the same object.
+
+    :raises K3sError: no object, or one without kind or name.
+    """
+    try:
+        version, kind, metadata = str(item["apiVersion"]), str(item["kind"]), item["metadata"]
+        group = version.rpartition("/")[0]
+        return group, kind, str(metadata.get("namespace", "")), str(metadata["name"])
+    except (KeyError, TypeError, AttributeError) as error:
+        text = json.dumps(item, default=str)[:200]
+        raise K3sError(
+            f"found object {text}; required: apiVersion, kind and metadata.name; fix: correct the list of objects"
+        ) from error
+
+
+def document(objects: Sequence[Object]) -> str:
+    """The objects as one document, in their order: JSON, which is YAML, too.
+
+    :raises K3sError: an object twice, or one that is none.
+    """
+    keys = [key(item) for item in objects]
+    twice = next((one for one in keys if keys.count(one) > 1), None)
+    if twice:
+        raise K3sError(f"found {' '.join(filter(None, twice))} twice; required: each object once; fix: remove one")
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}, indent=1) + "\n"
+
+
+def gone(former: str, objects: Sequence[Object]) -> list[Object]:
+    """Objects of the former document that are no longer wanted, last first."""
+    try:
+        items: list[Object] = json.loads(former)["items"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    wanted = {key(item) for item in objects}
+    return [item for item in reversed(items) if key(item) not in wanted]
+
+
+@dataclass
+class Placer:
+    """The objects of one name, with the file that remembers them."""
+
+    kubectl: Kubectl
+    path: Path
+
+    def former(self) -> str:
+        try:
+            return self.path.read_text()
+        except FileNotFoundError:
+            return ""
+
+    def write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as stream:
+            os.fchmod(stream.fileno(), 0o600)
+            stream.write(text)
+
+    def all_there(self, count: int) -> bool:
+        try:
+            found = self.kubectl("get", "--ignore-not-found", "-o", "name", "-f", str(self.path))
+        except K3sError:
+            # A kind that the cluster does not know: applying says so.
+            return False
+        return len(found.split()) == count
+
+    def present(self, objects: Sequence[Object], check: bool = False) -> list[str]:
+        """Apply what differs from the last time, delete what is no longer wanted; what was done, in words."""
+        text, former = document(objects), self.former()
+        if text == former and (check or self.all_there(len(objects))):
+            return []
+        leftover = gone(former, objects)
+        done = [f"applied {len(objects)} objects"] + [f"deleted {' '.join(key(item)[1:])}" for item in leftover]
+        if check:
+            return done
+        new = self.path.with_name(f"{self.path.name}.new")
+        self.write(new, text)
+        self.kubectl(
+            "apply", "--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}", "--validate=strict",
+            "-f", str(new),
+        )  # fmt: skip
+        for item in leftover:
+            self.delete([item])
+        os.replace(new, self.path)
+        return done
+
+    def delete(self, objects: Sequence[Object]) -> None:
+        old = self.path.with_name(f"{self.path.name}.old")
+        self.write(old, document(objects))
+        try:
+            self.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", str(old))
+        finally:
+            old.unlink(missing_ok=True)
+
+    def absent(self, cluster: bool, check: bool = False) -> list[str]:
+        """Delete what was placed, last first. Without a cluster only the file goes."""
+        former = self.former()
+        if not former:
+            return []
+        objects = gone(former, [])
+        if not check:
+            if cluster and objects:
+                self.delete(objects)
+            self.path.unlink()
+        return [f"deleted {' '.join(filter(None, key(item)[1:]))}" for item in objects]

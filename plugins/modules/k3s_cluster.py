@@ -1,0 +1,196 @@
+#!/usr/bin/python
+# Apache-2.0 (see LICENSE)
+"""Ansible's door to module_utils/k3s_cluster.py."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: k3s_cluster
+short_description: Ask the server of a K3s cluster about its nodes
+version_added: 0.2.0
+author: The goodput.spark authors
+description:
+  - Runs on the server as root.
+  - V(verified) waits until the nodes are Ready and compares them with what was asked for; it changes nothing.
+  - V(settled) waits, sets labels, which K3s itself does only when a node registers (other labels stay), and lets pods
+    onto a node again that V(drained) closed, now or in a run that was broken off.
+  - V(drained) moves the pods of O(nodes) away and lets no new ones in, if another node can take them.
+  - V(removed) takes O(nodes) out of the cluster, with the password that K3s keeps of them: they can join again.
+  - V(offered) waits until the nodes offer resources of device plugins; for this O(nodes) has, by name, a dictionary of
+    resource and amount (a number, or C(>0)).
+  - V(probed) runs a pod on each of these nodes that asks for one of each resource, looks what it can open and lock, and
+    takes it away.
+  - V(recreated) deletes the pods of O(pod_uids) whose controller makes them again, and names the others.
+options:
+  state:
+    description: What to do, as above.
+    type: str
+    choices: [verified, settled, drained, removed, recreated, offered, probed]
+    default: verified
+  nodes:
+    description: By name, what a node must be (C(address), C(version), C(labels), C(taints), C(kubelet), C(server)).
+    type: dict
+    default: {}
+  pod_uids:
+    description: Pods to make again.
+    type: list
+    elements: str
+    default: []
+  image:
+    description: Image of the pods of V(probed); it must be on the nodes.
+    type: str
+    default: ""
+  timeout_seconds:
+    description: How long to wait for nodes to be Ready, or for pods to leave.
+    type: int
+    default: 300
+attributes:
+  check_mode:
+    description: V(verified) changes nothing anyway; skip the others.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Verify the nodes
+  goodput.spark.k3s_cluster:
+    nodes:
+      spark1: {address: 10.0.0.1, version: v1.36.4+k3s1, labels: {}, taints: [], kubelet: {}, server: false}
+"""
+
+RETURN = r"""
+state:
+  description: C(ok) or C(failed).
+  type: str
+  returned: always
+reason:
+  description: All findings, one a line, each with found, required and fix.
+  type: str
+  returned: always
+checks:
+  description: Every check with C(check), C(ok), C(found), C(required) and C(remedy).
+  type: list
+  elements: dict
+  returned: always
+pods:
+  description: Pods that were deleted to be made again.
+  type: list
+  elements: str
+  returned: always
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.goodput.spark.plugins.module_utils import k3s_cluster as logic
+from ansible_collections.goodput.spark.plugins.module_utils import serving
+from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
+
+
+def argument_spec() -> dict[str, Any]:
+    return {
+        "state": {
+            "type": "str",
+            "choices": ["verified", "settled", "drained", "removed", "recreated", "offered", "probed"],
+            "default": "verified",
+        },
+        "nodes": {"type": "dict", "default": {}},
+        "pod_uids": {"type": "list", "elements": "str", "default": []},
+        "image": {"type": "str", "default": ""},
+        "timeout_seconds": {"type": "int", "default": 300},
+    }
+
+
+def verified(kubectl: logic.Kubectl, wanted: dict[str, Any], timeout_seconds: int) -> list[serving.Check]:
+    found = kubectl.wait_ready(list(wanted), timeout_seconds)
+    rows: list[serving.Check] = []
+    for name, what in wanted.items():
+        rows += logic.node_checks(name, what, found.get(name), kubectl.kubelet(name))
+    return rows
+
+
+def settled(kubectl: logic.Kubectl, wanted: dict[str, Any], timeout_seconds: int) -> bool:
+    found = kubectl.wait_ready(list(wanted), timeout_seconds)
+    changed = False
+    for name, what in wanted.items():
+        new = logic.label_changes(found[name], what["labels"])
+        if new:
+            kubectl("label", "--overwrite", "node", name, *(f"{key}={value}" for key, value in sorted(new.items())))
+            changed = True
+        if logic.is_drained_by_us(found[name]):
+            kubectl("uncordon", name)
+            kubectl("annotate", "node", name, f"{logic.DRAINED}-")
+            changed = True
+    return changed
+
+
+def drained(kubectl: logic.Kubectl, names: list[str], timeout_seconds: int) -> bool:
+    """Drain where another node can take the pods; alone, a node restarts with its pods on it."""
+    found = kubectl.nodes()
+    others = [
+        name
+        for name, node in found.items()
+        if name not in names and logic.condition(node, "Ready") == "True" and not node["spec"].get("unschedulable")
+    ]
+    names = [name for name in names if name in found]
+    if not others or not names:
+        return False
+    kubectl("annotate", "--overwrite", "node", *names, f"{logic.DRAINED}=true")
+    kubectl(
+        "drain",
+        "--ignore-daemonsets",
+        "--delete-emptydir-data",
+        f"--timeout={timeout_seconds}s",
+        *names,
+        timeout_seconds=timeout_seconds + 60,
+    )
+    return True
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=False)
+    params: dict[str, Any] = module.params
+    state, wanted, timeout = params["state"], params["nodes"], params["timeout_seconds"]
+    kubectl = logic.Kubectl()
+    result: dict[str, Any] = {"changed": False, "checks": [], "pods": []}
+    try:
+        if state == "verified":
+            result["checks"] = verified(kubectl, wanted, timeout)
+        elif state == "settled":
+            result["changed"] = settled(kubectl, wanted, timeout)
+        elif state == "drained":
+            result["changed"] = drained(kubectl, list(wanted), timeout)
+        elif state == "removed":
+            names = [name for name in wanted if name in kubectl.nodes()]
+            if names:
+                kubectl("delete", "node", *names)
+                result["changed"] = True
+        elif state == "offered":
+            result["checks"] = logic.wait_resources(kubectl, wanted, timeout)
+            if serving.reason(result["checks"]):
+                raise K3sError(f"{serving.reason(result['checks'])}\n{logic.troubles(kubectl)}")
+        elif state == "probed":
+            result["checks"] = logic.probe(kubectl, params["image"], wanted, Path(module.tmpdir), timeout)
+        else:
+            pods = kubectl.json("get", "pods", "--all-namespaces", "-o", "json")["items"]
+            again, alone = logic.stale_pods(pods, params["pod_uids"])
+            for name in again:
+                namespace, _, pod = name.partition("/")
+                kubectl("delete", "pod", "--namespace", namespace, pod)
+            result |= {"changed": bool(again), "pods": again}
+            if alone:
+                result["checks"] = [
+                    serving.row(
+                        "pods with limited locked memory", ", ".join(alone), "none", "delete and make them again"
+                    )
+                ]
+    except K3sError as error:
+        module.fail_json(msg=str(error), state="failed", reason=str(error), **result)
+    reason = serving.reason(result["checks"])
+    if reason:
+        module.fail_json(msg=reason, state="failed", reason=reason, **result)
+    module.exit_json(state="ok", reason="", **result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""What the cluster says of its nodes, against what was asked for."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.goodput.spark.plugins.module_utils import k3s_cluster as k
+from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
+
+NODE: dict[str, Any] = {
+    "metadata": {
+        "name": "spark1",
+        "labels": {"nvidia.com/gpu.present": "true", "kubernetes.io/arch": "arm64"},
+    },
+    "spec": {"taints": [{"key": "dedicated", "value": "x", "effect": "NoSchedule"}]},
+    "status": {
+        "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": "spark1"}],
+        "conditions": [{"type": "Ready", "status": "True"}, {"type": "DiskPressure", "status": "False"}],
+        "nodeInfo": {"kubeletVersion": "v1.36.4+k3s1"},
+    },
+}
+WANTED: dict[str, Any] = {
+    "address": "10.0.0.1",
+    "version": "v1.36.4+k3s1",
+    "labels": {"nvidia.com/gpu.present": "true"},
+    "taints": ["dedicated=x:NoSchedule"],
+    "kubelet": {
+        "kind": "KubeletConfiguration",
+        "evictionHard": {"memory.available": "2048Mi"},
+        "systemReserved": {"memory": "4Gi"},
+        "failSwapOn": False,
+    },
+    "server": False,
+}
+KUBELET = {
+    "evictionHard": {"memory.available": "2Gi", "nodefs.available": "5%"},
+    "systemReserved": {"memory": "4096Mi"},
+    "failSwapOn": False,
+}
+
+
+def failed(**changes: Any) -> list[str]:
+    node, wanted, kubelet = copy.deepcopy(NODE), copy.deepcopy(WANTED), copy.deepcopy(KUBELET)
+    for key, value in changes.items():
+        {"node": node, "wanted": wanted, "kubelet": kubelet}[key].update(value)
+    return [
+        f"{row['check']}: {row['found']}" for row in k.node_checks("spark1", wanted, node, kubelet) if not row["ok"]
+    ]
+
+
+def test_a_good_node_passes_and_quantities_are_compared_by_amount() -> None:
+    assert failed() == []
+
+
+def conditions(**states: str) -> dict[str, Any]:
+    return {"status": {**NODE["status"], "conditions": [{"type": t, "status": s} for t, s in states.items()]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"node": conditions(Ready="False")}, "spark1 Ready: False"),
+        ({"node": conditions(Ready="True", MemoryPressure="True")}, "spark1 MemoryPressure: True"),
+        ({"wanted": {"address": "10.0.0.9"}}, "spark1 address: 10.0.0.1"),
+        ({"wanted": {"version": "v1.37.0+k3s1"}}, "spark1 kubelet: v1.36.4+k3s1"),
+        ({"wanted": {"server": True}}, "spark1 is the server: False"),
+        ({"wanted": {"labels": {"tier": "gpu"}}}, "spark1 labels: tier=gpu"),
+        ({"wanted": {"taints": ["a:NoExecute"]}}, "spark1 taints: without a:NoExecute"),
+        ({"node": {"spec": {"unschedulable": True}}, "wanted": {"taints": []}}, "spark1 takes pods: cordoned"),
+        (
+            {"kubelet": {"evictionHard": {"nodefs.available": "5%"}}},
+            "spark1 kubelet configuration: evictionHard.memory.available is None, not 2048Mi",
+        ),
+        (
+            {"kubelet": {"systemReserved": {"memory": "1Gi"}}},
+            "spark1 kubelet configuration: systemReserved.memory is 1Gi, not 4Gi",
+        ),
+        ({"kubelet": {"failSwapOn": True}}, "spark1 kubelet configuration: failSwapOn is True, not False"),
+    ],
+)
+def test_each_difference_is_one_row(changes: dict[str, Any], words: str) -> None:
+    assert failed(**changes) == [words]
+
+
+def test_a_node_that_is_not_there() -> None:
+    (row,) = k.node_checks("spark9", WANTED, None, None)
+    assert not row["ok"] and row["found"] == "missing" and "k3s-agent" in row["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "same"),
+    [("1Gi", "1024Mi", True), ("1G", "1Gi", False), ("5%", "5%", True), ("5%", "10%", False), ("500m", "0.5", True)],
+)
+def test_quantities(one: str, two: str, same: bool) -> None:
+    assert k.same_quantity(one, two) is same
+
+
+class Answers:
+    """kubectl with one answer by its first words; remembers every call."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    def __call__(
+        self, argv: Sequence[str], stdin: str | None = None, timeout_seconds: float = 0
+    ) -> tuple[int, str, str]:
+        line = " ".join(argv[2:])
+        self.asked.append(line)
+        answer = self.answers.get(line.split()[0], "")
+        if isinstance(answer, list):
+            answer = answer.pop(0) if len(answer) > 1 else answer[0]
+        return (1, "", answer[1:]) if isinstance(answer, str) and answer.startswith("!") else (0, answer, "")
+
+
+def listing(*nodes: dict[str, Any]) -> str:
+    return json.dumps({"items": list(nodes)})
+
+
+def test_ready_nodes_cost_one_call() -> None:
+    kubectl = k.Kubectl(run=Answers(get=listing(NODE)))
+    assert list(kubectl.wait_ready(["spark1"], 60)) == ["spark1"]
+    assert kubectl.run.asked == ["get nodes -o json"]  # type: ignore[attr-defined]
+
+
+def test_an_api_that_has_just_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(k, "POLL_SECONDS", 0)
+    refused = "!The connection to the server 127.0.0.1:6443 was refused"
+    kubectl = k.Kubectl(run=Answers(get=[refused, refused, listing(NODE)]))
+    assert list(kubectl.wait_ready(["spark1"], 60)) == ["spark1"]
+    with pytest.raises(K3sError, match="was refused"):
+        k.Kubectl(run=Answers(get=refused)).wait_ready(["spark1"], 0)
+
+
+def test_a_node_that_comes_later_is_waited_for() -> None:
+    kubectl = k.Kubectl(run=Answers(get=[listing(), listing(NODE)]))
+    assert list(kubectl.wait_ready(["spark1"], 60)) == ["spark1"]
+    assert [line.split()[1] for line in kubectl.run.asked if line.startswith("wait")] == [  # type: ignore[attr-defined]
+        "--for=create",
+        "--for=condition=Ready",
+    ]
+
+
+def test_a_node_that_never_gets_ready_is_named_with_its_message() -> None:
+    late = copy.deepcopy(NODE)
+    late["status"]["conditions"] = [{"type": "Ready", "status": "False", "message": "cni plugin not initialized"}]
+    kubectl = k.Kubectl(run=Answers(get=listing(late), wait="!timed out waiting"))
+    with pytest.raises(K3sError) as refused:
+        kubectl.wait_ready(["spark1"], 60)
+    for words in ("spark1 Ready=False (cni plugin not initialized)", "Ready within 60 s", "timed out waiting"):
+        assert words in str(refused.value)
+
+
+def test_stale_pods_are_named_and_those_without_a_controller_apart() -> None:
+    def pod(uid: str, name: str, **more: Any) -> dict[str, Any]:
+        return {"metadata": {"uid": uid, "namespace": "serving", "name": name, **more}}
+
+    pods = [pod("1", "worker-0", ownerReferences=[{"kind": "ReplicaSet"}]), pod("2", "by-hand"), pod("3", "fine")]
+    assert k.stale_pods(pods, ["1", "2", "9"]) == (["serving/worker-0"], ["serving/by-hand"])
+
+
+# ---- resources of device plugins
+
+
+def offering(**allocatable: str) -> dict[str, Any]:
+    return {
+        "spark1": {"status": {"allocatable": {key.replace("__", "/"): value for key, value in allocatable.items()}}}
+    }
+
+
+RESOURCES = {"nvidia.com/gpu": "1", "rdma/rail0": ">0", "rdma/rail1": ">0"}
+
+
+def lacking(**allocatable: str) -> list[str]:
+    nodes = offering(**allocatable)
+    nodes["spark1"]["status"]["allocatable"].setdefault("nvidia.com/gpu", "1")
+    rows = k.resource_checks(nodes, {"spark1": RESOURCES})
+    return [f"{row['check']}: {row['found']}, required {row['required']}" for row in rows if not row["ok"]]
+
+
+def test_one_gpu_and_every_rail() -> None:
+    assert lacking(rdma__rail0="8", rdma__rail1="1k") == []
+    # A rail without its cable offers nothing, or is not there at all.
+    assert lacking(rdma__rail0="8", rdma__rail1="0") == ["spark1 rdma/rail1: 0, required >0"]
+    assert lacking(rdma__rail0="8") == ["spark1 rdma/rail1: 0, required >0"]
+    many = k.resource_checks(
+        {"spark1": {"status": {"allocatable": {"nvidia.com/gpu": "4"}}}}, {"spark1": {"nvidia.com/gpu": "1"}}
+    )
+    assert not many[0]["ok"], "time-slicing would put both workers on one GPU"
+
+
+def test_resources_that_never_come_are_named() -> None:
+    kubectl = k.Kubectl(run=Answers(get=listing(NODE)))
+    rows = k.wait_resources(kubectl, {"spark1": RESOURCES}, timeout_seconds=0)
+    assert [row["ok"] for row in rows] == [False, False, False]
+    assert "rdma_ucm" in rows[1]["remedy"] and "0.17.4" in rows[0]["remedy"]
+
+
+SAID = """opened /dev/infiniband/uverbs0
+opened /dev/infiniband/uverbs1
+memlock unlimited
+uid 0
+capabilities\t00000000a80465fb
+"""
+
+
+def test_a_probe_pod_opens_both_rails_and_locks_memory() -> None:
+    assert all(row["ok"] for row in k.probe_checks("spark1", SAID, 2))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "check"),
+    [
+        ("opened /dev/infiniband/uverbs1\n", "", "RDMA devices that open"),
+        ("memlock unlimited", "memlock 8192", "locked memory"),
+        ("a80465fb", "a80425fb", "IPC_LOCK"),
+        ("capabilities\t00000000a80465fb", "capabilities\t0000000000000000", "IPC_LOCK"),
+    ],
+)
+def test_what_a_probe_pod_lacks_is_one_row(old: str, new: str, check: str) -> None:
+    bad = [row for row in k.probe_checks("spark1", SAID.replace(old, new), 2) if not row["ok"]]
+    assert len(bad) == 1 and check in bad[0]["check"]
+
+
+def test_probe_pods_go_even_if_they_never_run(tmp_path: Path) -> None:
+    pending = {
+        "metadata": {"name": "goodput-probe-spark1"},
+        "status": {
+            "phase": "Pending",
+            "conditions": [
+                {"reason": "Unschedulable", "message": "0/2 nodes are available: 1 Insufficient rdma/rail1."}
+            ],
+        },
+    }
+    run = Answers(get=[listing(pending), json.dumps({"items": []})], wait="!timed out")
+    with pytest.raises(K3sError, match="Insufficient rdma/rail1"):
+        k.probe(k.Kubectl(run=run), "image", {"spark1": RESOURCES}, tmp_path, 1)
+    assert run.asked[-1].startswith("delete") and not list(tmp_path.iterdir())
+
+
+def test_the_probe_asks_for_one_of_each_on_its_node() -> None:
+    spec = k.probe_pod("spark1", "busybox", list(RESOURCES))["spec"]
+    assert spec["containers"][0]["resources"]["limits"] == dict.fromkeys(RESOURCES, "1")
+    assert spec["nodeSelector"] == {"kubernetes.io/hostname": "spark1"}
+    assert spec["containers"][0]["imagePullPolicy"] == "Never"

@@ -1,0 +1,114 @@
+"""Objects that a role places: applied when they differ, deleted when they are no longer wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.goodput.spark.plugins.module_utils import k3s_objects as o
+from ansible_collections.goodput.spark.plugins.module_utils.k3s_cluster import Kubectl
+from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
+
+
+def thing(name: str, version: str = "v1", kind: str = "ConfigMap", **more: Any) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": "kube-system"}, **more}
+
+
+class Cluster:
+    """Keeps what is applied by kind and name; refuses a planted field."""
+
+    def __init__(self) -> None:
+        self.there: list[str] = []
+        self.asked: list[str] = []
+
+    def __call__(
+        self, argv: Sequence[str], stdin: str | None = None, timeout_seconds: float = 0
+    ) -> tuple[int, str, str]:
+        verb, path = argv[2], Path(argv[-1])
+        self.asked.append(verb)
+        items = json.loads(path.read_text())["items"]
+        names = [f"{item['kind']}/{item['metadata']['name']}" for item in items]
+        if verb == "apply":
+            assert "--validate=strict" in argv
+            if any("planted" in item for item in items):
+                return 1, "", "unknown field"
+            self.there += [name for name in names if name not in self.there]
+        elif verb == "delete":
+            self.there = [name for name in self.there if name not in names]
+        return 0, "\n".join(name for name in names if name in self.there), ""
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def placer(cluster: Cluster, tmp_path: Path) -> o.Placer:
+    return o.Placer(Kubectl(run=cluster), tmp_path / "kubernetes/plugins.json")
+
+
+def test_a_second_run_changes_nothing(placer: o.Placer, cluster: Cluster) -> None:
+    assert placer.present([thing("a"), thing("b")]) == ["applied 2 objects"]
+    assert f"{placer.path.stat().st_mode & 0o777:04o}" == "0600"
+    assert placer.present([thing("a"), thing("b")]) == []
+    assert cluster.asked == ["apply", "get"]
+
+
+def test_an_object_that_somebody_deleted_comes_back(placer: o.Placer, cluster: Cluster) -> None:
+    placer.present([thing("a"), thing("b")])
+    cluster.there.remove("ConfigMap/b")
+    assert placer.present([thing("a"), thing("b")]) == ["applied 2 objects"]
+    assert cluster.there == ["ConfigMap/a", "ConfigMap/b"]
+
+
+def test_what_is_no_longer_wanted_goes(placer: o.Placer, cluster: Cluster) -> None:
+    placer.present([thing("a"), thing("b")])
+    assert placer.present([thing("a", data={"x": "y"})]) == ["applied 1 objects", "deleted ConfigMap kube-system b"]
+    assert cluster.there == ["ConfigMap/a"]
+    # Another version of the same group is the same object.
+    placer.present([thing("a", version="apps/v1", kind="DaemonSet")])
+    assert o.gone(placer.former(), [thing("a", version="apps/v2", kind="DaemonSet")]) == []
+
+
+def test_a_refused_object_leaves_the_former_state_on_record(placer: o.Placer) -> None:
+    placer.present([thing("a")])
+    with pytest.raises(K3sError, match="unknown field"):
+        placer.present([thing("a", planted=1)])
+    assert json.loads(placer.former())["items"] == [thing("a")]
+    # So the next run deletes what the former one placed.
+    assert "deleted ConfigMap kube-system a" in placer.present([thing("c")])
+
+
+def test_absent_takes_away_what_was_placed_last_first(placer: o.Placer, cluster: Cluster) -> None:
+    placer.present([thing("a"), thing("b")])
+    assert placer.absent(cluster=True, check=True) == [
+        "deleted ConfigMap kube-system b",
+        "deleted ConfigMap kube-system a",
+    ]
+    assert cluster.there
+    placer.absent(cluster=True)
+    assert cluster.there == [] and not list(placer.path.parent.iterdir())
+    assert placer.absent(cluster=True) == []
+
+
+def test_without_a_cluster_only_the_record_goes(placer: o.Placer, cluster: Cluster) -> None:
+    placer.present([thing("a")])
+    cluster.asked.clear()
+    assert placer.absent(cluster=False)
+    assert cluster.asked == [] and not placer.path.exists()
+
+
+def test_what_is_no_object_is_refused() -> None:
+    with pytest.raises(K3sError, match="metadata.name"):
+        o.document([{"kind": "ConfigMap"}])
+    with pytest.raises(K3sError, match="found ConfigMap kube-system a twice"):
+        o.document([thing("a"), thing("a")])
+
+
+def test_check_mode_asks_nobody(placer: o.Placer, cluster: Cluster) -> None:
+    assert placer.present([thing("a")], check=True) == ["applied 1 objects"]
+    assert cluster.asked == [] and not placer.path.exists()

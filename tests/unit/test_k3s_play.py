@@ -1,0 +1,168 @@
+"""The files of a pair, rendered by the role's own variables and templates, and what its preflight refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_k3s_preflight import facts, probe
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLE = ROOT / "roles/k3s"
+PLAN = {
+    "budget": {
+        f"spark{number}": {
+            "lines": [
+                {"name": "OS at rest", "bytes": 4 << 30},
+                {"name": "control plane", "bytes": (3 - number) << 30},
+                {"name": "reserve", "bytes": 10 << 30},
+            ]
+        }
+        for number in (1, 2)
+    }
+}
+
+
+WRITES = [f"__k3s_{name}" for name in ("placed_binary", "placed_images")]
+WRITES += [f"__k3s_wrote_{name}" for name in ("config", "kubelet", "unit", "dropin")]
+
+
+def render(folder: Path, seen: dict[str, Any] | None = None, wrote: str = "", **extra: Any) -> dict[str, Any]:
+    """By node, what the role would write: one run of Ansible, facts only, no module on a node."""
+    hosts: dict[str, Any] = {}
+    for number in (1, 2):
+        hosts[f"spark{number}"] = {
+            "goodput_management_address": f"10.0.0.{number}",
+            "__k3s_facts": {"node": facts(number)},
+            "__k3s_probe": {**probe(number), **(seen or {})},
+            **{name: {"changed": name == wrote} for name in WRITES},
+        }
+    inventory = {"all": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    templates = {name: f"{ROLE}/templates/{name}.j2" for name in ("k3s.service", "dropin.conf")}
+    lookups = ", ".join(f"'{name}': lookup('ansible.builtin.template', '{path}')" for name, path in templates.items())
+    rendered = (
+        f"{{{{ {{'config': __k3s_node.config, 'kubelet': __k3s_kubelet, 'wanted': __k3s_wanted, "
+        f"'digest': __k3s_digest, 'settled': __k3s_settled, 'restart': __k3s_restart, 'unit_file': __k3s_unit_file, "
+        f"'images_file': __k3s_images_file, {lookups}}} }}}}"
+    )
+    everything = "dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'rendered')))"
+    file = {"sha256": "0" * 64, "path": "/cache/k3s"}
+    play = {
+        "hosts": "all",
+        "gather_facts": False,
+        "vars_files": [str(ROLE / name) for name in ("defaults/main.yml", "vars/main.yml", "vars/config_keys.yml")],
+        "vars": {
+            "goodput_nodes": ["spark1", "spark2"],
+            "goodput_plan": PLAN,
+            "goodput_release_set": yaml.safe_load((ROOT / "vars/releases/current.yml").read_text())[
+                "goodput_release_set"
+            ],
+            "role_path": str(ROLE),
+            "__k3s_cached": {"files": {"aarch64": {"binary": file, "images": file}}},
+        },
+        "tasks": [
+            {"ansible.builtin.set_fact": {"rendered": rendered}},
+            {
+                "ansible.builtin.copy": {
+                    "content": f"{{{{ {everything} | to_json }}}}",
+                    "dest": f"{folder}/all.json",
+                    "mode": "0644",
+                },
+                "run_once": True,
+            },
+        ],
+    }
+    (folder / "play.yml").write_text(yaml.safe_dump([play]))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    environment |= {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            "-i",
+            str(folder / "hosts.yml"),
+            str(folder / "play.yml"),
+            "-e",
+            json.dumps(extra),
+        ],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[max(said.find("[ERROR]"), 0) :][:3000]
+    answer: dict[str, Any] = json.loads((folder / "all.json").read_text())
+    return answer
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return render(tmp_path_factory.mktemp("k3s"), k3s_node_labels={"site": "lab"}, k3s_config={"snapshotter": "native"})
+
+
+def test_the_second_node_is_the_server(pair: dict[str, Any]) -> None:
+    assert pair["spark2"]["config"]["https-listen-port"] == 6443
+    assert pair["spark1"]["config"]["server"] == "https://10.0.0.2:6443"
+    assert "ExecStart=/usr/local/bin/k3s server\n" in pair["spark2"]["k3s.service"]
+    assert "ExecStart=/usr/local/bin/k3s agent\n" in pair["spark1"]["k3s.service"]
+    assert pair["spark1"]["unit_file"] == "/etc/systemd/system/k3s-agent.service"
+    assert pair["spark1"]["images_file"].endswith("/k3s-airgap-images-arm64.tar.zst")
+
+
+def test_choices_reach_the_files_and_what_is_verified(pair: dict[str, Any]) -> None:
+    for node in pair.values():
+        assert node["config"]["snapshotter"] == "native"
+        assert node["config"]["node-label"] == ["nvidia.com/gpu.present=true", "site=lab"]
+        assert node["wanted"]["labels"] == {"nvidia.com/gpu.present": "true", "site": "lab"}
+        assert node["wanted"]["kubelet"] == node["kubelet"]
+    assert pair["spark1"]["kubelet"]["systemReserved"] == {"memory": "4096Mi"}
+    assert pair["spark1"]["kubelet"]["kubeReserved"] == {"memory": "2048Mi"}
+    assert pair["spark2"]["kubelet"]["kubeReserved"] == {"memory": "1024Mi"}
+    assert pair["spark2"]["kubelet"]["evictionHard"]["memory.available"] == "2560Mi"
+
+
+def test_no_secret_is_on_a_command_line_or_in_a_unit(pair: dict[str, Any]) -> None:
+    for node in pair.values():
+        text = node["k3s.service"] + node["dropin.conf"]
+        assert "token" not in text.lower() and "K3S_" not in text.replace("GOODPUT_K3S_DIGEST", "")
+        assert "token" not in node["config"] and node["config"]["token-file"] == "/etc/rancher/k3s/token"
+
+
+def test_the_drop_in_lifts_the_limit_and_carries_the_digest(pair: dict[str, Any]) -> None:
+    for node in pair.values():
+        assert "\nLimitMEMLOCK=infinity\n" in node["dropin.conf"]
+        assert f"\nEnvironment=GOODPUT_K3S_DIGEST={node['digest']}\n" in node["dropin.conf"]
+        assert len(node["digest"]) == 64 and node["settled"] is False
+
+
+def test_a_changed_setting_changes_the_digest(pair: dict[str, Any], tmp_path: Path) -> None:
+    other = render(tmp_path, k3s_node_labels={"site": "lab"}, k3s_config={"snapshotter": "overlayfs"})
+    assert all(other[name]["digest"] != pair[name]["digest"] for name in pair)
+
+
+def test_what_runs_with_other_settings_is_restarted_and_nothing_else(pair: dict[str, Any], tmp_path: Path) -> None:
+    """Node 1 runs what was asked for; node 2 is the same, because the digest of node 1 is not its own."""
+    unit = {"loaded": True, "active": True, "enabled": True, "digest": pair["spark1"]["digest"]}
+    same: dict[str, Any] = {"k3s_node_labels": {"site": "lab"}, "k3s_config": {"snapshotter": "native"}}
+    off = {**unit, "enabled": False}
+    units = {"agent": unit, "server": unit}
+    found = render(tmp_path, seen={"units": units}, **same)
+    assert {name: (node["settled"], node["restart"]) for name, node in found.items()} == {
+        "spark1": (True, False),
+        "spark2": (False, True),
+    }
+    # Somebody edited a file and restarted: the digest is right, and what it stands for was not.
+    edited = render(tmp_path, seen={"units": units}, wrote="__k3s_wrote_config", **same)
+    assert (edited["spark1"]["settled"], edited["spark1"]["restart"]) == (False, True)
+    # A unit that only does not start at boot is enabled, not restarted.
+    disabled = render(tmp_path, seen={"units": {"agent": off, "server": off}}, **same)
+    assert (disabled["spark1"]["settled"], disabled["spark1"]["restart"]) == (False, False)
