@@ -32,6 +32,8 @@ class Stage:
     command: list[str]
     env_file: bool = False
     skip: str = ""
+    #: Why it runs only when it is named.
+    optional: str = ""
     extra_env: dict[str, str] = field(default_factory=dict)
 
 
@@ -73,6 +75,7 @@ def stages() -> list[Stage]:
     # Kubernetes needs more than the guests have otherwise.
     larger = ["make", "virtual-down", "virtual-up", "ARGS=-e virtual_pair_memory_mib=3072"]
     molecule_k3s = ["molecule", "test", "-s", "k3s", "--destroy=never"]
+    profiles = ["pytest", "tests/faults/long_75_profiles.py", "-q", "-rs", "-x"]
     pytest_next = [f"{NEXT_VENV}/bin/pytest", "tests/unit", "-n", "2", "-q", "-rs"]
     return [
         Stage("lint", ["make", "lint"]),
@@ -85,6 +88,9 @@ def stages() -> list[Stage]:
         Stage("molecule power", ["molecule", "test", "-s", "power", "--destroy=never"], env_file=True),
         Stage("molecule serving", ["molecule", "test", "-s", "serving", "--destroy=never"], env_file=True),
         Stage("faults", ["pytest", "tests/faults", "-q", "-rs", "-x"], env_file=True),
+        Stage(
+            "profiles", profiles, True, optional="a quarter of an hour: `make test STAGES=profiles` on a converged pair"
+        ),
         Stage("core-next-converge", [f"{NEXT_VENV}/bin/ansible-playbook", *play[1:], "playbooks/host.yml"], True, why),
         Stage("reset", ["molecule", "cleanup", "-s", "serving"], env_file=True),
         Stage("pair for K3s", larger, skip=no_k3s),
@@ -150,9 +156,10 @@ def main() -> None:
     for stage in stages():
         if only and stage.name not in only:
             continue
-        if stage.skip:
+        why_not = stage.skip or (stage.optional if not only else "")
+        if why_not:
             rows.append((stage.name, "skipped", 0.0))
-            reasons.append(f"{stage.name}: {stage.skip}")
+            reasons.append(f"{stage.name}: {why_not}")
             total["skipped"] += 1
             continue
         log = LOGS / f"{stage.name.replace(' ', '-')}.log"
