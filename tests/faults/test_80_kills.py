@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from conftest import Pair
 from watch import Traffic, record, stored, until, workers_listed
@@ -67,3 +69,36 @@ def test_a_cut_management_network_heals(pair: Pair) -> None:
     until(pair, "spark2", "! systemctl is-active -q fault-cut")
     traffic.wait(lambda rows: workers_listed(pair) == len(NODES), "both workers in /health", seconds=600)
     record("management network of spark2 cut for 30 s", traffic.stop(), 30, 0)
+
+
+@pytest.mark.fault("clock jump")
+def test_a_clock_that_jumps_an_hour_disturbs_nobody(pair: Pair) -> None:
+    traffic = Traffic(pair)
+    traffic.start()
+    pair.sh("spark2", "systemctl stop chrony; date -s '+1 hour' >/dev/null; sleep 20")
+    pair.sh("spark2", "date -s '-1 hour' >/dev/null; systemctl start chrony")
+    seen = traffic.stop()
+    record("clock of spark2 an hour ahead for 20 s", seen, 0, 0)
+    assert seen.failed == 0 and workers_listed(pair) == len(NODES), seen
+
+
+@pytest.mark.fault("power cut")
+def test_a_power_cut_leaves_the_other_node_serving(pair: Pair) -> None:
+    """At once and without a sync, as when the plug is pulled; the node then boots by itself."""
+    before = stored(pair, "spark2")
+    boot = pair.sh("spark2", "cat /proc/sys/kernel/random/boot_id")
+    traffic = Traffic(pair)
+    traffic.start()
+    pair.sh("spark2", "echo 1 > /proc/sys/kernel/sysrq; (sleep 1; echo b > /proc/sysrq-trigger) >/dev/null 2>&1 &")
+    begin = time.monotonic()
+    traffic.wait(lambda rows: workers_listed(pair) == 1, "the router to leave the dead worker", seconds=120)
+    until(pair, "spark2", f"[ $(cat /proc/sys/kernel/random/boot_id) != {boot.strip()} ]")
+    traffic.wait(lambda rows: workers_listed(pair) == len(NODES), "both workers in /health", seconds=600)
+    seconds = time.monotonic() - begin
+    seen = traffic.stop()
+    address = pair.hosts["spark2"]["goodput_management_address"]
+    until(pair, "spark2", READY["goodput-lmcache"].replace("ADDRESS", address))
+    lost = [name for name in before if name not in stored(pair, "spark2")]
+    record("power cut of spark2", seen, seconds, len(lost))
+    # Requests on the dead node are sent to the other one.
+    assert not lost and seen.silence_seconds < 60, (lost, seen)
