@@ -92,7 +92,7 @@ class Traffic:
 def until(pair: Pair, node: str, command: str, seconds: float = 600) -> float:
     """Seconds until ``command`` succeeds on the node."""
     begin = time.monotonic()
-    while pair.sh(node, f"{command} && echo yes", check=False).strip() != "yes":
+    while pair.sh(node, f"{{ {command}; }} >/dev/null && echo yes", check=False).strip() != "yes":
         assert time.monotonic() - begin < seconds, f"{node}: not within {seconds:.0f} s: {command}"
         time.sleep(1)
     return time.monotonic() - begin
