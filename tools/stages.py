@@ -94,7 +94,7 @@ def stages() -> list[Stage]:
         Stage("core-next-converge", [f"{NEXT_VENV}/bin/ansible-playbook", *play[1:], "playbooks/host.yml"], True, why),
         Stage("reset", ["molecule", "cleanup", "-s", "serving"], env_file=True),
         Stage("pair for K3s", larger, skip=no_k3s),
-        Stage("molecule k3s", molecule_k3s, True, no_k3s, {"GOODPUT_K3S_AIRGAP": k3s}),
+        Stage("molecule k3s", molecule_k3s, True, no_k3s, extra_env={"GOODPUT_K3S_AIRGAP": k3s}),
         Stage("pair off", ["make", "virtual-down"]),
         # Last: it uses the runtime archive that the pair's medium was made of.
         Stage("conformity", ["make", "conformity"], extra_env=kube_data()),
