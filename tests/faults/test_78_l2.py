@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import Pair
-from watch import L2, stored, until
+from watch import seed, stored, until
 
 NODE = "spark2"
 MOUNT = "/srv/goodput/l2"
@@ -21,13 +21,10 @@ def restart(pair: Pair) -> None:
 
 @pytest.fixture(scope="module")
 def objects(pair: Pair) -> Iterator[dict[str, str]]:
-    """Objects as LMCache names them, of one kind, stored before the faults."""
-    directory = pair.sh(NODE, f"ls -d {L2}/*/ 2>/dev/null || echo {L2}").split()[0].rstrip("/")
-    names = [f"{directory}/fault@0x01000100@0@{number:064x}.data" for number in range(4)]
-    for name in names:
-        pair.sh(NODE, f"head -c 65536 /dev/urandom > {name}; chown goodput: {name}")
+    """Stored before the faults."""
+    names = seed(pair, NODE)
     yield stored(pair, NODE)
-    pair.sh(NODE, f"rm -f {directory}/fault@*")
+    pair.sh(NODE, f"rm -f {' '.join(names)}")
 
 
 def named_then_healed(pair: Pair, words: str, heal: str) -> None:

@@ -20,7 +20,7 @@ FIGURES = ROOT / ".goodput/test/serving-faults.json"
 URL = "http://127.0.0.1:8000"
 UNIT = "fault-traffic"
 OUTPUT = f"/run/{UNIT}.jsonl"
-L2 = "/srv/goodput/l2/lmcache"
+L2 = "/srv/goodput/l2"
 CLIENT = """
 import json, sys, time, urllib.request, uuid
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -111,6 +111,16 @@ def stored(pair: Pair, node: str) -> dict[str, str]:
     """sha256 by name of every object in L2 on a node."""
     lines = pair.sh(node, f"find {L2} -type f -name '*.data' -exec sha256sum {{}} +").splitlines()
     return {line.split()[1]: line.split()[0] for line in lines}
+
+
+def seed(pair: Pair, node: str, count: int = 4) -> list[str]:
+    """Objects as LMCache names them, of one kind, so that a fault has something to lose; returns their paths."""
+    flag = "tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID goodput-lmcache)/cmdline | grep -A1 -x -- --l2-adapter"
+    directory = json.loads(pair.sh(node, flag).splitlines()[1])["base_path"]
+    names = [f"{directory}/fault@0x01000100@0@{number:064x}.data" for number in range(count)]
+    for name in names:
+        pair.sh(node, f"head -c 65536 /dev/urandom > {name}; chown goodput: {name}; sync {name}")
+    return names
 
 
 def record(fault: str, seen: Seen, again_seconds: float, lost: int) -> None:
