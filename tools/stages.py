@@ -75,7 +75,8 @@ def stages() -> list[Stage]:
     # Kubernetes needs more than the guests have otherwise.
     larger = ["make", "virtual-down", "virtual-up", "ARGS=-e virtual_pair_memory_mib=3072"]
     molecule_k3s = ["molecule", "test", "-s", "k3s", "--destroy=never"]
-    profiles = ["pytest", "tests/faults/long_75_profiles.py", "-q", "-rs", "-x"]
+    # Profiles switched, every serving process killed, L2 taken away.
+    long = ["pytest", *sorted(map(str, (ROOT / "tests/faults").glob("long_*.py"))), "-q", "-rs"]
     pytest_next = [f"{NEXT_VENV}/bin/pytest", "tests/unit", "-n", "2", "-q", "-rs"]
     return [
         Stage("lint", ["make", "lint"]),
@@ -88,9 +89,7 @@ def stages() -> list[Stage]:
         Stage("molecule power", ["molecule", "test", "-s", "power", "--destroy=never"], env_file=True),
         Stage("molecule serving", ["molecule", "test", "-s", "serving", "--destroy=never"], env_file=True),
         Stage("faults", ["pytest", "tests/faults", "-q", "-rs", "-x"], env_file=True),
-        Stage(
-            "profiles", profiles, True, optional="a quarter of an hour: `make test STAGES=profiles` on a converged pair"
-        ),
+        Stage("long", long, True, optional="40 minutes: `make test STAGES=long` on a converged pair"),
         Stage("core-next-converge", [f"{NEXT_VENV}/bin/ansible-playbook", *play[1:], "playbooks/host.yml"], True, why),
         Stage("reset", ["molecule", "cleanup", "-s", "serving"], env_file=True),
         Stage("pair for K3s", larger, skip=no_k3s),
