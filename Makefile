@@ -67,7 +67,9 @@ lint: setup-test ## Every static check; all of them run, then it fails if one di
 	step antsibull-changelog lint
 	step yamllint --strict .
 	step mypy
-	step ansible-lint -q
+	# It installs the collection for itself, and would go on with a former copy's modules.
+	rm -rf .cache/lint-home
+	step env ANSIBLE_HOME=$(CURDIR)/.cache/lint-home ansible-lint -q
 	if [ -n "$$failed" ]; then printf 'lint: failed:%s\n' "$$failed" >&2; exit 1; fi
 
 .PHONY: unit
@@ -79,7 +81,7 @@ docs: setup-test ## Write the tables of inputs in the roles' READMEs
 	@python tools/role_readmes.py
 
 .PHONY: conformity
-conformity: setup-test ## The planner against the real LMCache, Dynamo and vLLM
+conformity: setup-test ## Plans before the real LMCache, Dynamo and vLLM, objects before a real Kubernetes API server (GOODPUT_KUBE_DATA=…)
 	@pytest tests/conformity -q -s
 
 .PHONY: conformity-vllm

@@ -32,6 +32,8 @@ class Stage:
     command: list[str]
     env_file: bool = False
     skip: str = ""
+    #: Why it runs only when it is named.
+    optional: str = ""
     extra_env: dict[str, str] = field(default_factory=dict)
 
 
@@ -48,14 +50,17 @@ def other_python() -> str | None:
     return None
 
 
+def kube_data() -> dict[str, str]:
+    """CRDs, schemas and an API server for tests/conformity, where they lie beside the checkout."""
+    beside = ROOT.parent / "shared/kube"
+    return {"GOODPUT_KUBE_DATA": str(beside)} if beside.is_dir() and "GOODPUT_KUBE_DATA" not in os.environ else {}
+
+
 def k3s_folder() -> tuple[str, str]:
-    """(folder with a K3s release for the pair's guests, why there is none): as named, or beside the checkout."""
+    """(folder with a K3s release for the pair's guests, why there is none): as named in the environment."""
     folder = os.environ.get("GOODPUT_K3S_AIRGAP", "")
-    beside = ROOT.parent / "shared/k3s-standin"
-    if not folder and beside.is_dir():
-        folder = str(beside)
     if not folder:
-        return "", "GOODPUT_K3S_AIRGAP names no folder with a K3s release, and there is none beside the checkout"
+        return "", "GOODPUT_K3S_AIRGAP names no folder with a K3s release"
     if platform.machine() != "x86_64":
         return "", f"the release in {folder} is for amd64, and the guests are {platform.machine()}"
     return str(Path(folder).resolve()), ""
@@ -70,6 +75,7 @@ def stages() -> list[Stage]:
     # Kubernetes needs more than the guests have otherwise.
     larger = ["make", "virtual-down", "virtual-up", "ARGS=-e virtual_pair_memory_mib=3072"]
     molecule_k3s = ["molecule", "test", "-s", "k3s", "--destroy=never"]
+    profiles = ["pytest", "tests/faults/long_75_profiles.py", "-q", "-rs", "-x"]
     pytest_next = [f"{NEXT_VENV}/bin/pytest", "tests/unit", "-n", "2", "-q", "-rs"]
     return [
         Stage("lint", ["make", "lint"]),
@@ -82,13 +88,16 @@ def stages() -> list[Stage]:
         Stage("molecule power", ["molecule", "test", "-s", "power", "--destroy=never"], env_file=True),
         Stage("molecule serving", ["molecule", "test", "-s", "serving", "--destroy=never"], env_file=True),
         Stage("faults", ["pytest", "tests/faults", "-q", "-rs", "-x"], env_file=True),
+        Stage(
+            "profiles", profiles, True, optional="a quarter of an hour: `make test STAGES=profiles` on a converged pair"
+        ),
         Stage("core-next-converge", [f"{NEXT_VENV}/bin/ansible-playbook", *play[1:], "playbooks/host.yml"], True, why),
         Stage("reset", ["molecule", "cleanup", "-s", "serving"], env_file=True),
         Stage("pair for K3s", larger, skip=no_k3s),
-        Stage("molecule k3s", molecule_k3s, True, no_k3s, {"GOODPUT_K3S_AIRGAP": k3s}),
+        Stage("molecule k3s", molecule_k3s, True, no_k3s, extra_env={"GOODPUT_K3S_AIRGAP": k3s}),
         Stage("pair off", ["make", "virtual-down"]),
         # Last: it uses the runtime archive that the pair's medium was made of.
-        Stage("conformity", ["make", "conformity"]),
+        Stage("conformity", ["make", "conformity"], extra_env=kube_data()),
     ]
 
 
@@ -147,9 +156,10 @@ def main() -> None:
     for stage in stages():
         if only and stage.name not in only:
             continue
-        if stage.skip:
+        why_not = stage.skip or (stage.optional if not only else "")
+        if why_not:
             rows.append((stage.name, "skipped", 0.0))
-            reasons.append(f"{stage.name}: {stage.skip}")
+            reasons.append(f"{stage.name}: {why_not}")
             total["skipped"] += 1
             continue
         log = LOGS / f"{stage.name.replace(' ', '-')}.log"

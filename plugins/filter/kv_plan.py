@@ -71,7 +71,8 @@ reproduced: "{{ 'super-kv16-l14' | goodput.spark.kv_plan('super', nodes, accept=
 RETURN = r"""
 _value:
   description:
-    - The plan, with C(ok), C(errors), C(warnings), C(accepted), C(inputs), C(sizes), C(budget), C(env) and C(l2_path).
+    - The plan, with C(ok), C(errors), C(warnings), C(accepted), C(inputs), C(sizes), C(budget), C(env), C(lmcache_env)
+      and C(l2_path).
     - Argument lists are C(vllm_args), C(dynamo_worker_args), C(dynamo_frontend_args), C(lmcache_server_args) and
       C(lmcache_coordinator_args), with placeholders that each node fills in.
   type: dict

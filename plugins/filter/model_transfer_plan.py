@@ -10,7 +10,7 @@ version_added: 0.1.0
 author: The goodput.spark authors
 description:
   - A node that has everything, else the first that needs something and has a rail, shares; the others fetch from it.
-    Nodes without a rail are filled by the controller.
+    Nodes without a rail are filled from the model's source or repository.
 positional: _input, nodes, register, sourceless
 options:
   _input:
@@ -27,7 +27,7 @@ options:
     type: str
     required: true
   sourceless:
-    description: Names of models without a source on the controller.
+    description: Names of models with neither a source on the controller nor a repository.
     type: list
     elements: str
     default: []

@@ -31,4 +31,6 @@ class FilterModule:
             "serving_arguments": refused(logic.arguments),
             "serving_environment": refused(logic.environment),
             "serving_exec": refused(logic.exec_line),
+            "serving_l2_exec": refused(logic.l2_exec_line),
+            "serving_planes": refused(logic.planes),
         }

@@ -254,9 +254,9 @@ def gib(size_bytes: float) -> float:
 
 
 def required_gib(capacity_gib: float) -> float:
-    """Space that an L2 cap needs, in GiB: cap x CAPACITY_MARGIN. Raises ValueError for a cap of 0 or less."""
-    if capacity_gib <= 0:
-        raise ValueError(f"the L2 capacity is {capacity_gib} GiB; it must be above 0")
+    """Space that an L2 cap needs, in GiB: cap x CAPACITY_MARGIN; 0 without L2. Raises ValueError for a cap below 0."""
+    if capacity_gib < 0:
+        raise ValueError(f"the L2 capacity is {capacity_gib} GiB; it must not be below 0")
     return round(capacity_gib * CAPACITY_MARGIN, 3)
 
 

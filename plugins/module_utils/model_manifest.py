@@ -207,7 +207,11 @@ def of_source(name: str, revision: str, source: str, manifest_file: str = "") ->
         )
     where = manifest_file or (os.path.join(source, MANIFEST_NAME) if source else "")
     if not where:
-        raise ModelError(f"neither source nor manifest for model {name}", "one of them", "set it in model_store_models")
+        raise ModelError(
+            f"neither source nor manifest nor repository for model {name}",
+            "one of them",
+            "set it in model_store_models",
+        )
     if source and not os.path.isdir(source):
         raise ModelError(
             f"no folder {source}", f"the files of model {name} on the controller", "download it there first"
@@ -316,7 +320,7 @@ def judge(model: Model, root: str, cache: Cache, full: bool) -> Judged:
             info = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             judged.missing.append(file.path)
-            judged.needed_bytes += file.size_bytes or 0
+            judged.needed_bytes += _lacking_bytes(folder, file)
             continue
         required = f"sha256 {file.sha256}"
         found = ""
@@ -340,7 +344,7 @@ def judge(model: Model, root: str, cache: Cache, full: bool) -> Judged:
                 found = f"sha256 {digest}"
         if found:
             judged.wrong.append({"file": path, "found": found, "required": required, "path": file.path})
-            judged.needed_bytes += file.size_bytes or 0
+            judged.needed_bytes += _lacking_bytes(folder, file)
     listed = {file.path for file in model.files}
     former = _former_files(folder)
     there = list_files(folder) if os.path.isdir(folder) else []
@@ -348,6 +352,16 @@ def judge(model: Model, root: str, cache: Cache, full: bool) -> Judged:
     judged.unlisted = [path for path in there if path not in former and path not in listed]
     judged.manifest_differs = node_manifest(folder) != model.as_dict()
     return judged
+
+
+def _lacking_bytes(folder: str, file: ModelFile) -> int:
+    """What copying a file still writes: a part of an earlier run is there already, a longer one is thrown away."""
+    size = file.size_bytes or 0
+    try:
+        there = os.lstat(part_path(folder, file)).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return size
+    return size - there if there <= size else size
 
 
 def node_manifest(folder: str) -> dict[str, Any]:
@@ -405,7 +419,7 @@ def place(part: str, file: ModelFile, folder: str) -> list[Any]:
         raise ModelError(
             f"sha256 {digest} for {folder}/{file.path} after copying",
             f"{file.sha256}",
-            ("run it again; if it stays, the source on the controller is damaged: compare it with its manifest"),
+            "run it again; if it stays, its source on the controller or the hub is damaged: compare with the manifest",
         )
     target = f"{folder}/{file.path}"
     if os.path.isdir(target) and not os.path.islink(target):
@@ -461,8 +475,8 @@ def transfer_plan(
 ) -> dict[str, Any]:
     """Who is filled by the controller (push), which node then shares, and who fetches from it.
 
-    ``results[node]`` has ``get_files`` (count), ``pending`` and ``rail_addresses``; ``sourceless`` names models without
-    a source on the controller. Without a common rail every node is filled by the controller.
+    ``results[node]`` has ``get_files`` (count), ``pending`` and ``rail_addresses``; ``sourceless`` names models with
+    neither a source nor a repository. Without a common rail every node is filled from there.
     """
     pending = [node for node in nodes if results[node]["pending"]]
     copying = [node for node in nodes if results[node]["get_files"]]
@@ -476,9 +490,9 @@ def transfer_plan(
         raise ModelError(
             (
                 f"model {', '.join(sourceless)} incomplete on {', '.join(n for n in push if n in copying)}, "
-                "no source for it on the controller and no complete node on the rails"
+                "no source for it and no complete node on the rails"
             ),
             "one of them",
-            "set source in model_store_models",
+            "set source or repository in model_store_models",
         )
     return {"push": push, "share": seed if fetch else "", "fetch": fetch}

@@ -89,7 +89,16 @@ def wait_for_port(address: str, port: int, seconds: float) -> bool:
 
 
 def fetch(address: str, port: int, token: str, model: str, folder: str, file: ModelFile) -> None:
-    """Get one file into its part, from where an earlier run stopped, then check and place it."""
+    """Get one file from a sharing node."""
+    path = f"{model}/{file.path}"
+    fill(folder, file, lambda start, descriptor: _get(address, port, token, path, start, descriptor))
+
+
+def fill(folder: str, file: ModelFile, get: Callable[[int, int], None]) -> None:
+    """Get one file into its part, from where an earlier run stopped, then check and place it.
+
+    ``get(start, descriptor)`` appends what follows the first ``start`` bytes.
+    """
     part = part_path(folder, file)
     os.makedirs(folder, mode=0o755, exist_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
@@ -98,7 +107,7 @@ def fetch(address: str, port: int, token: str, model: str, folder: str, file: Mo
         if file.size_bytes is not None and start > file.size_bytes:
             os.ftruncate(descriptor, 0)
             start = 0
-        _get(address, port, token, f"{model}/{file.path}", start, descriptor)
+        get(start, descriptor)
         os.fsync(descriptor)
         drop_cache(descriptor)
     finally:
@@ -129,18 +138,25 @@ def _get(address: str, port: int, token: str, path: str, start: int, descriptor:
         connection.close()
 
 
-def copy(source: IO[bytes] | http.client.HTTPResponse, descriptor: int, length: int, path: str) -> None:
-    """Write ``length`` bytes, telling the kernel now and then that it need not keep them."""
+def copy(
+    source: IO[bytes] | http.client.HTTPResponse,
+    descriptor: int,
+    length: int,
+    path: str,
+    seen: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Write ``length`` bytes, telling the kernel now and then that it need not keep them; ``seen`` counts them."""
     done = cached = 0
     while done < length:
         chunk = source.read(min(CHUNK_BYTES, length - done))
         if not chunk:
-            raise OSError(f"{done} of {length} bytes of {path}")
+            raise ConnectionError(f"{done} of {length} bytes of {path}")
         view = memoryview(chunk)
         while view:
             view = view[os.write(descriptor, view) :]
         done += len(chunk)
         cached += len(chunk)
+        seen(len(chunk))
         if cached >= 16 * CHUNK_BYTES:
             os.fdatasync(descriptor)
             drop_cache(descriptor)

@@ -484,7 +484,9 @@ def measure(options: Options, now: Callable[[], float] = time.time) -> dict[str,
     if result["measured"] and result["state"] != INCONCLUSIVE:
         # The last verdict that was one: an idle look after a latch must not fall back on an earlier ok.
         result["this_boot_ok"] = result["state"] == OK
-    result["record"] = record(result) if result["measured"] else {}
+    # A gate on a node that the role has not prepared judges and leaves nothing behind.
+    kept = result["measured"] and options.verdict_file.parent.is_dir()
+    result["record"] = record(result) if kept else {}
     return result
 
 

@@ -119,12 +119,49 @@ def exec_line(words: Iterable[str]) -> str:
     return " ".join(line)
 
 
-def environment(variables: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """``NAME="value"`` lines of an EnvironmentFile, sorted by name, placeholders filled in.
+# The capacity in a --l2-adapter that LMCache is given; l2_residue lowers it at every start by what is there already.
+L2_CAPACITY = re.compile(r'(?<="max_capacity_gb":)[0-9.]+')
+L2_REPORT = "/run/goodput-lmcache/l2.json"
+
+
+def _with_l2_capacity(words: Iterable[str], capacity: str) -> list[str]:
+    found, before = [], ""
+    for word in words:
+        files = before == "--l2-adapter" and '"type":"fs_native"' in word
+        found.append(L2_CAPACITY.sub(capacity, word) if files else word)
+        before = word
+    return found
+
+
+def l2_exec_line(words: Iterable[str], variable: str) -> str:
+    """``exec_line``, where the capacity of an L2 in files is taken from an environment variable at each start."""
+    marker = "31415926.5"
+    return exec_line(_with_l2_capacity(words, marker)).replace(marker, f"${{{variable}}}")
+
+
+def l2_report(path: str = L2_REPORT) -> dict[str, Any]:
+    """What ``l2_residue`` found at the server's last start; {} where there is no L2 in files."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except (OSError, ValueError):
+        return {}
+
+
+def running_words(words: Sequence[str], report: Mapping[str, Any]) -> list[str]:
+    """Planned words as the server got them at its last start: their L2 capacity less what was there then."""
+    planned = [float(number) for word in words for number in L2_CAPACITY.findall(word)]
+    if report.get("planned_gib") not in planned:
+        return list(words)
+    return _with_l2_capacity(words, json.dumps(report["capacity_gib"]))
+
+
+def environment_values(variables: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+    """Variables sorted by name, placeholders filled in.
 
     :raises ServingError: a name that is no variable, or a value with a line break.
     """
-    lines = []
+    final = {}
     for name in sorted(variables):
         if not ENVIRONMENT_NAME.match(name):
             raise ServingError(f"environment variable {name!r} is no name; use letters, digits and _")
@@ -134,9 +171,43 @@ def environment(variables: Mapping[str, Any], values: Mapping[str, Any]) -> list
             raise ServingError(
                 f"environment variable {name} holds a line break, which an EnvironmentFile can not carry"
             )
-        escaped = re.sub(r'(["$`\\])', r"\\\1", text)
-        lines.append(f'{name}="{escaped}"')
-    return lines
+        final[name] = text
+    return final
+
+
+def environment(variables: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """``NAME="value"`` lines of an EnvironmentFile; see ``environment_values``."""
+    return [
+        '{}="{}"'.format(name, re.sub(r'(["$`\\])', r"\\\1", text))
+        for name, text in environment_values(variables, values).items()
+    ]
+
+
+# What every process of Dynamo is told beside its plan. Addresses are always given: a node has a management network and
+# two rails, and Dynamo would guess.
+PLANE_ENVIRONMENT = {
+    "DYN_TCP_RPC_HOST": "{management_address}",
+    "DYN_TCP_RESPONSE_STREAM_HOST": "{management_address}",
+    "DYN_EVENT_PLANE_HOST": "{management_address}",
+    "DYN_SYSTEM_HOST": "{management_address}",
+    # Without it the worker's /health stays at 503 although its endpoint is ready.
+    "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]',
+    "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+}
+DISCOVERIES = ("etcd", "kubernetes")
+
+
+def planes(discovery: str) -> dict[str, dict[str, str]]:
+    """The three planes of Dynamo: ``arguments`` (flag: value) and ``environment``, with placeholders.
+
+    Always explicit: with etcd the automatic choice for events is NATS, which nobody runs here.
+
+    :param discovery: ``etcd`` (systemd) or ``kubernetes``.
+    """
+    if discovery not in DISCOVERIES:
+        raise ServingError(f"discovery {discovery!r}; required one of {', '.join(DISCOVERIES)}; correct the role")
+    flags = {"--discovery-backend": discovery, "--request-plane": "tcp", "--event-plane": "zmq"}
+    return {"arguments": flags, "environment": dict(PLANE_ENVIRONMENT)}
 
 
 # --------------------------------------------------------------------------------------------------------------------

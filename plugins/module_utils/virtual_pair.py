@@ -105,7 +105,7 @@ class Settings:
     directory: Path
     image: Path
     media: Path
-    memory_mib: int = 1536
+    memory_mib: int = 1792
     cpus: int = 1
     l2_gib: int = 8
     boot_timeout_seconds: int = 600
@@ -511,6 +511,8 @@ class Pair:
                 )
             for name in ("root.qcow2", "base.ext4", "nvme-l2.raw", "nvme-data.raw"):
                 (self.directory / guest.name / name).unlink(missing_ok=True)
+        # What molecule remembers ("prepared") is about guests that are gone.
+        shutil.rmtree(self.directory / "molecule", ignore_errors=True)
         self.state.pop("image", None)
         if self.state_file.exists():
             self._save()

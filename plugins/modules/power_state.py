@@ -229,7 +229,7 @@ at_seconds:
   returned: always
   type: float
 record:
-  description: What belongs into O(verdict_file); empty if nothing was measured.
+  description: What belongs into O(verdict_file); empty if nothing was measured or its folder is not there.
   returned: always
   type: dict
 """

@@ -114,15 +114,18 @@ def journals(units: list[dict[str, Any]], lines: int = 25) -> str:
 
 def unit_rows(units: list[dict[str, Any]], states: dict[str, dict[str, str]]) -> list[logic.Check]:
     rows: list[logic.Check] = []
+    report = logic.l2_report()
     for unit in units:
         state = states[unit["name"]]
         running = logic.command_line(state.get("MainPID", "0"))
-        rows += logic.unit_checks(unit["name"], state, running, [str(word) for word in unit.get("arguments") or []])
+        words = logic.running_words([str(word) for word in unit.get("arguments") or []], report)
+        rows += logic.unit_checks(unit["name"], state, running, words)
     return rows
 
 
 def lmcache_rows(wanted: dict[str, Any]) -> list[logic.Check]:
-    url, words = str(wanted["url"]), [str(word) for word in wanted["arguments"]]
+    url = str(wanted["url"])
+    words = logic.running_words([str(word) for word in wanted["arguments"]], logic.l2_report())
     answers = [logic.get(f"{url}/{path}") for path in ("healthcheck", "config", "status")]
     return logic.lmcache_checks(answers[0], answers[1], answers[2], words)
 

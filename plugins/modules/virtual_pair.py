@@ -33,7 +33,7 @@ options:
   memory_mib:
     description: Memory of each guest in MiB.
     type: int
-    default: 1536
+    default: 1792
   cpus:
     description: Virtual CPUs of each guest.
     type: int
@@ -117,7 +117,7 @@ def argument_spec() -> dict[str, Any]:
         "directory": {"type": "path", "required": True},
         "image": {"type": "path"},
         "media": {"type": "path"},
-        "memory_mib": {"type": "int", "default": 1536},
+        "memory_mib": {"type": "int", "default": 1792},
         "cpus": {"type": "int", "default": 1},
         "l2_gib": {"type": "int", "default": 8},
         "boot_timeout_seconds": {"type": "int", "default": 600},

@@ -40,6 +40,7 @@ app.add_typer(virtual_app, name="virtual")
 app.add_typer(bench_app, name="bench")
 app.add_typer(importlib.import_module("goodput.plan_cli").plan_app, name="plan")
 app.command("power")(importlib.import_module("goodput.power_cli").power)
+app.add_typer(importlib.import_module("goodput.k8s_cli").k8s_app, name="k8s")
 importlib.import_module("goodput.ops_cli").register(app)
 
 InventoryOption = Annotated[

@@ -80,7 +80,7 @@ def _checked(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _overrides(items: Iterable[str]) -> dict[str, Any]:
+def overrides(items: Iterable[str]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for item in items:
         key, separator, value = item.partition("=")
@@ -106,7 +106,7 @@ def planned(
     accept: Iterable[str] = (),
     accept_memory: bool = False,
 ) -> dict[str, Any]:
-    loaded = files.load_profile(profile, _overrides(settings))
+    loaded = files.load_profile(profile, overrides(settings))
     nodes, _assumed = _nodes(memory)
     return make_plan(loaded, files.load_model(model or loaded.model), nodes, accept=accept, accept_memory=accept_memory)
 
@@ -235,7 +235,7 @@ def search(
 ) -> None:
     """Feasible arrangements, ranked by distinct longest prompts reachable without computing them again."""
     base = files.load_profile(
-        profile or ("super-recommended" if model == "super" else "nano-recommended"), _overrides(settings or ())
+        profile or ("super-recommended" if model == "super" else "nano-recommended"), overrides(settings or ())
     )
     nodes, assumed = _nodes(memory)
     loaded = files.load_model(model)

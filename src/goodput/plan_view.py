@@ -189,8 +189,9 @@ def show(console: Console, plan: Mapping[str, Any]) -> None:
             console.print(Text(title, style="bold"))
             console.print(command_line(plan[key]), soft_wrap=True)
     console.print(Text("environment", style="bold"))
+    variables = plan["env"] | plan["lmcache_env"]
     console.print(
-        Text("\n".join(f"    {name}={shlex.quote(value)}" for name, value in plan["env"].items())), soft_wrap=True
+        Text("\n".join(f"    {name}={shlex.quote(value)}" for name, value in variables.items())), soft_wrap=True
     )
 
 

@@ -33,8 +33,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "src") not in sys.path:
-    sys.path.insert(0, str(ROOT / "src"))
+# The package, and what the files of this folder share.
+for folder in (Path(__file__).parent, ROOT / "src"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 from goodput import verdict  # noqa: E402
 from goodput.inventory import InventoryError, Node, load  # noqa: E402

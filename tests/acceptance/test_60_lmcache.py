@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ansible_collections.goodput.spark.plugins.module_utils.serving import L2_REPORT, running_words
 
 pytestmark = pytest.mark.unit("goodput-lmcache")
 UNIT = "goodput-lmcache"
@@ -26,6 +27,7 @@ HARDENED = {
 UNITS = (UNIT, "goodput-coordinator")
 COMMANDS = {
     "decided": "cat /etc/goodput/lmcache.json",
+    "residue": f"cat {L2_REPORT}",
     **{unit: f"tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID {unit})/cmdline" for unit in UNITS},
     "running": f"systemctl is-active {' '.join(UNITS)}",
     "show": f"systemctl show {UNIT} -p ActiveState,UnitFileState,MainPID,Restart,IPAddressDeny,{','.join(HARDENED)}",
@@ -41,6 +43,11 @@ def value(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
+def needs_l2(state: dict[str, Any]) -> None:
+    if "--l2-adapter" not in state["decided"]:
+        pytest.skip("this arrangement has no L2")
+
+
 @pytest.fixture
 def state(host: Any, sh: Callable[..., Any]) -> dict[str, Any]:
     """systemd's properties, the words of the process, and the server's own /status and /healthcheck."""
@@ -48,7 +55,14 @@ def state(host: Any, sh: Callable[..., Any]) -> dict[str, Any]:
     if UNIT not in json.loads(answers["decided"].stdout or "{}") and answers["decided"].ok:
         pytest.skip("this arrangement has no LMCache server; that none runs is checked")
     words = answers[UNIT].stdout.splitlines()
-    found: dict[str, Any] = {"show": properties(answers["show"].stdout), "words": words, "status": {}, "health": ""}
+    decided = json.loads(answers["decided"].stdout or "{}").get(UNIT, [])
+    found: dict[str, Any] = {
+        "show": properties(answers["show"].stdout),
+        "words": words,
+        "status": {},
+        "health": "",
+        "decided": decided,
+    }
     found["listen"] = [line.split()[3] for line in answers["sockets"].stdout.splitlines()]
     if "--http-host" in words:
         url = f"http://{value(words, '--http-host')}:{value(words, '--http-port')}"
@@ -66,11 +80,12 @@ def test_what_runs_is_what_was_decided(host: Any, sh: Callable[..., Any], check:
     states = answers["running"].stdout.split()
     running = [unit for unit, state in zip(UNITS, states, strict=True) if state not in ("inactive", "unknown")]
     check(sorted(running), sorted(decided), AGAIN, what="units")
+    residue = json.loads(answers["residue"].stdout or "{}")
     for unit, arguments in decided.items():
         # Before the arguments stand python3, the program and its subcommand.
         check(
             answers[unit].stdout.splitlines()[3:],
-            arguments,
+            running_words(arguments, residue),
             f"`systemctl restart {unit}`; {AGAIN}",
             what=unit,
             unit=unit,
@@ -96,6 +111,7 @@ def test_l2_lies_on_the_l2_filesystem(
     host: Any, state: dict[str, Any], sh: Callable[..., Any], check: Callable[..., None]
 ) -> None:
     "LMCache's L2 directory lies on the L2 filesystem and the server can write it"
+    needs_l2(state)
     adapters = (state["status"].get("storage_manager") or {}).get("l2_adapters") or [{}]
     path = adapters[0].get("base_path", "/none")
     answers = sh(
@@ -117,6 +133,7 @@ def test_l2_lies_on_the_l2_filesystem(
 
 def test_l2_is_bounded(host: Any, state: dict[str, Any], sh: Callable[..., Any], check: Callable[..., None]) -> None:
     "LMCache evicts from L2 before the filesystem is full"
+    needs_l2(state)
     manager = state["status"].get("storage_manager") or {}
     evictions = (manager.get("l2_eviction_controller") or {}).get("adapters") or []
     capacity_bytes = sum(int(entry.get("total_capacity_bytes", 0)) for entry in evictions)
@@ -136,9 +153,20 @@ def test_server_runs_its_arguments(host: Any, state: dict[str, Any], check: Call
 
 
 def test_listens_only_where_it_must(host: Any, state: dict[str, Any], check: Callable[..., None]) -> None:
-    "LMCache listens on the management address or loopback, and only nodes may connect"
+    "LMCache listens where the plan says, and only nodes may connect"
+    words = state["words"]
+    # Peers read on the first rail; Mooncake's engine takes a port of its range on every address for it. The unit's
+    # packet filter, below, is what keeps others out.
+    peers = {value(words, "--p2p-advertise-url")} if "--p2p-advertise-url" in words else set()
+    engine = range(15000, 17001) if "mooncake_te" in words else range(0)
     allowed = {str(host.vars.get("goodput_management_address", host.vars.get("ansible_host"))), "127.0.0.1", "[::1]"}
-    foreign = sorted({entry for entry in state["listen"] if entry.rpartition(":")[0] not in allowed})
+    foreign = sorted(
+        {
+            entry
+            for entry in set(state["listen"]) - peers
+            if entry.rpartition(":")[0] not in allowed and int(entry.rpartition(":")[2]) not in engine
+        }
+    )
     check(foreign, [], "its interface runs commands for anybody who reaches it: correct --host and --http-host")
     check(len(state["listen"]) >= 2, True, LOG, what="requests and HTTP")
     denied = state["show"].get("IPAddressDeny", "").split()

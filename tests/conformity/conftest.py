@@ -24,6 +24,7 @@ PLACEHOLDERS = {
     "{management_address}": "192.0.2.1",
     "{node}": "spark1",
     "{first_node_address}": "192.0.2.1",
+    "{coordinator_address}": "192.0.2.1",
     "{rail_address}": "198.51.100.1",
     "{rail_devices}": "rocep1s0f0:1",
     "{l2_path}": "/srv/goodput/l2/x",

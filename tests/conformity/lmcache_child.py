@@ -13,7 +13,9 @@ import sys
 import tempfile
 import time
 import traceback
+import types
 from typing import Any, ClassVar
+from unittest import mock
 
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
@@ -55,7 +57,16 @@ def strict(command: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def without_awscrt() -> None:
+    """Let LMCache's S3 adapter be imported where Amazon's client library is not: its configuration does not use it."""
+    for name in ("awscrt", "awscrt.http", "awscrt.io"):
+        module = types.ModuleType(name)
+        module.__getattr__ = lambda attribute: mock.MagicMock()  # type: ignore[method-assign]
+        sys.modules.setdefault(name, module)
+
+
 def parse(request: dict[str, Any]) -> dict[str, Any]:
+    without_awscrt()
     from lmcache.cli.commands.coordinator import CoordinatorCommand
     from lmcache.cli.commands.server import ServerCommand
     from lmcache.v1.distributed import config as storage

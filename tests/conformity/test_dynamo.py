@@ -6,15 +6,16 @@ Of a vLLM worker only Dynamo's own arguments are checked here (the archive has n
 from __future__ import annotations
 
 import pytest
+from ansible_collections.goodput.spark.plugins.module_utils import serving
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
 from conftest import Ask, filled
 from kv_plan.kv_helpers import plan
 
-#: What the platform adds to our lists on a node.
-PLANES = ["--discovery-backend", "etcd", "--request-plane", "tcp", "--event-plane", "zmq"]
 
-
-def test_every_argument_is_accepted(runtime: Ask) -> None:
+@pytest.mark.parametrize("discovery", serving.DISCOVERIES)
+def test_every_argument_is_accepted(runtime: Ask, discovery: str) -> None:
+    # What each platform adds to our lists.
+    planes = [word for pair in serving.planes(discovery)["arguments"].items() for word in pair]
     plans = {name: plan(name) for name in files.names_in(files.PROFILES)}
     plans["round-robin"] = plan("super-recommended", settings={"router.mode": "round-robin"})
     mockers = [item for item in plans.values() if item["inputs"]["profile"]["engine"] == "mocker"]
@@ -23,12 +24,13 @@ def test_every_argument_is_accepted(runtime: Ask) -> None:
     answer = runtime(
         "dynamo_child.py",
         {
-            "worker": [filled(words) + PLANES for words in own],
-            "mocker": [filled(item["dynamo_worker_args"]) + PLANES for item in mockers],
-            "frontend": [filled(item["dynamo_frontend_args"]) + PLANES for item in plans.values()],
+            "worker": [filled(words) + planes for words in own],
+            "mocker": [filled(item["dynamo_worker_args"]) + planes for item in mockers],
+            "frontend": [filled(item["dynamo_frontend_args"]) + planes for item in plans.values()],
         },
     )
     assert [found for name in answer for found in answer[name] if "error" in found] == []
+    assert all(found["planes"] == [discovery, "tcp", "zmq"] for found in answer["worker"])
     for item, found in zip(mockers, answer["mocker"], strict=True):
         assert found["block_size"] == item["sizes"]["block_size_tokens"]
         assert found["num_gpu_blocks"] == item["sizes"]["kv_blocks"]
@@ -36,7 +38,7 @@ def test_every_argument_is_accepted(runtime: Ask) -> None:
         assert found["router_mode"] == item["inputs"]["profile"]["router"]["mode"]
     count = sum(found["arguments"] for name in answer for found in answer[name])
     what = ", ".join(f"{len(answer[name])} {name}s" for name in answer)
-    print(f"\nDynamo 1.6.1 accepted {count} arguments ({what})")
+    print(f"\nDynamo 1.6.1 accepted {count} arguments with discovery {discovery} ({what})")
     assert mockers and engines and count > 120
 
 

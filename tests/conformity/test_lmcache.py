@@ -6,12 +6,24 @@ from typing import Any
 
 import pytest
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files, l1
-from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.rules import ADAPTER_KEYS
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.rules import ADAPTER_KEYS, ADAPTER_SECRETS
 from conftest import Ask, filled
 from kv_plan.kv_helpers import plan
 
 PROFILES = files.names_in(files.PROFILES)
 MODELS = ("nano", "super", "tiny")
+
+
+# Stores on the network, and what says where they are.
+NETWORK: dict[str, dict[str, Any]] = {
+    "resp": {"host": "192.0.2.9", "port": 6379},
+    "valkey": {"startup_nodes": "192.0.2.9:6379", "ttl_seconds": 3600},
+    "s3": {"s3_endpoint": "s3://kv.192.0.2.9:9000", "s3_region": "local"},
+}
+
+
+def store(adapter: str) -> dict[str, Any]:
+    return {"lmcache.l2.adapter": adapter, "lmcache.l2.adapter_extra": NETWORK[adapter]}
 
 
 def rendered() -> list[tuple[str, dict[str, Any]]]:
@@ -20,6 +32,7 @@ def rendered() -> list[tuple[str, dict[str, Any]]]:
     plans.append(("separate", plan("super-recommended", settings={"lmcache.object_groups": "separate"})))
     offload = {"lmcache.l2.mooncake_ssd_offload": True, "lmcache.l2.capacity_gib": 400}
     plans.append(("mooncake offload", plan("super-mooncake-dram", settings=offload)))
+    plans += [(name, plan("super-recommended", settings=store(name))) for name in NETWORK]
     return [(title, item) for title, item in plans if item["lmcache_server_args"]]
 
 
@@ -51,10 +64,13 @@ def test_every_argument_is_accepted(runtime: Ask, record_property: Any) -> None:
 
 
 def test_adapter_keys_are_those_that_the_adapter_reads(runtime: Ask) -> None:
-    words = filled(plan("super-recommended")["lmcache_server_args"])
-    answer = runtime("lmcache_child.py", {"do": "parse", "server": [words], "coordinator": []})
-    # affinity_tag is split off before the adapter sees the rest.
-    assert set(answer["server"][0]["adapter_keys"]) | {"affinity_tag"} == ADAPTER_KEYS["fs_native"]
+    settings: dict[str, dict[str, Any]] = {"fs_native": {}, **{name: store(name) for name in NETWORK}}
+    words = [filled(plan("super-recommended", settings=each)["lmcache_server_args"]) for each in settings.values()]
+    answer = runtime("lmcache_child.py", {"do": "parse", "server": words, "coordinator": []})
+    for adapter, found in zip(settings, answer["server"], strict=True):
+        # affinity_tag is split off before the adapter sees the rest.
+        read = set(found["adapter_keys"]) | {"affinity_tag"}
+        assert read - set(ADAPTER_SECRETS) == ADAPTER_KEYS[adapter], adapter
 
 
 MISSPELT = (

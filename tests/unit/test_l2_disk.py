@@ -407,8 +407,9 @@ def test_a_directory_on_the_root_filesystem_is_warned_about() -> None:
 def test_space_for_a_cap() -> None:
     assert l2.required_gib(400) == 420.0
     assert l2.required_gib(2) == 2.1
-    with pytest.raises(ValueError, match="must be above 0"):
-        l2.required_gib(0)
+    assert l2.required_gib(0) == 0
+    with pytest.raises(ValueError, match="must not be below 0"):
+        l2.required_gib(-1)
 
 
 # device MiB, MiB available to files, as mkfs.xfs 6.1 made them with XFS_META

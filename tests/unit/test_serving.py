@@ -424,3 +424,21 @@ def test_show_keeps_the_order_of_systemctl(tmp_path: Path, monkeypatch: pytest.M
 def test_reason_joins_only_failures() -> None:
     rows = [serving.row("a", 1, 1, "x"), serving.row("b", 1, 2, "do y")]
     assert serving.reason(rows) == "b: found 1; required 2; fix: do y"
+
+
+L2_WORDS = ["--l1-size-gb", "2", "--l2-adapter", '{"type":"fs_native","max_capacity_gb":400,"num_workers":4}']
+
+
+def test_the_capacity_of_l2_is_a_variable_of_the_unit_and_nothing_else_is() -> None:
+    line = serving.l2_exec_line([*L2_WORDS, "cost $5"], "GIB")
+    assert line.endswith("""'{"type":"fs_native","max_capacity_gb":${GIB},"num_workers":4}' 'cost $$5'""")
+    elsewhere = ["--l2-adapter", '{"type":"resp","max_capacity_gb":400}']
+    assert "$" not in serving.l2_exec_line(elsewhere, "GIB")
+
+
+def test_what_runs_is_the_plan_less_what_was_there() -> None:
+    running = serving.running_words(L2_WORDS, {"planned_gib": 400.0, "capacity_gib": 80.5})
+    assert running == [*L2_WORDS[:3], L2_WORDS[3].replace("400", "80.5")]
+    assert serving.running_words(L2_WORDS, {}) == L2_WORDS
+    # A report of another plan says nothing about this one.
+    assert serving.running_words(L2_WORDS, {"planned_gib": 100.0, "capacity_gib": 80.5}) == L2_WORDS

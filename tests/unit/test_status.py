@@ -240,6 +240,7 @@ NODES = [{"name": f"spark{n}", "server": n == 1, "total_bytes": 1531539456} for 
 HERE = {
     "node": "spark1", "management_address": "10.77.0.1", "model_path": "/srv/goodput/models/tiny", "model_name": "tiny",
     "rail_address": "192.168.100.1", "l2_path": "/srv/goodput/l2/tiny-1", "first_node_address": "10.77.0.1",
+    "coordinator_address": "10.77.0.1",
 }  # fmt: skip
 
 
@@ -330,6 +331,11 @@ def test_a_placeholder_stands_for_something() -> None:
     assert not arm.fits('{"base_path":"{l2_path}","n":4}', '{"base_path":"/srv/l2","n":5}')
     assert not arm.fits("http://{management_address}:1", "http://:1")
     assert not arm.fits("0.25", "0x25")
+    # What was in L2 when the server started came off its cap; more than planned is another arrangement.
+    files = '{"type":"fs_native","max_capacity_gb":%s,"n":4}'
+    assert arm.fits(files % 2, files % 1.75)
+    assert not arm.fits(files % 2, files % 3)
+    assert not arm.fits('{"type":"resp","max_capacity_gb":2}', '{"type":"resp","max_capacity_gb":1}')
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -119,3 +119,10 @@ def test_media_holds_mirror_and_archives(tmp_path: Path) -> None:
 def test_an_emulated_guest_never_has_one_possible_cpu() -> None:
     """With one the emulator leaves memory barriers out and a network card stalls."""
     assert "-smp 1,maxcpus=2" in arguments(vp.GUESTS[0])
+
+
+def test_fresh_guests_are_unknown_to_molecule(tmp_path: Path) -> None:
+    (tmp_path / "molecule").mkdir()
+    (tmp_path / "molecule/state.yml").write_text("prepared: true\n")
+    vp.Pair(vp.Settings(tmp_path, tmp_path, tmp_path)).destroy_disks()
+    assert not (tmp_path / "molecule").exists()

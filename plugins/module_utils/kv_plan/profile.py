@@ -87,10 +87,13 @@ class L1(_Checked):
 
 @dataclass(frozen=True)
 class L2(_Checked):
-    """The storing tier below L1. ``adapter`` none: there is no such tier."""
+    """The storing tier below L1. ``adapter`` none: there is no such tier.
+
+    ``resp`` (Redis, Valkey), ``valkey`` and ``s3`` are stores that somebody else runs; ``adapter_extra`` says where.
+    """
 
     _section = "lmcache.l2"
-    adapter: Literal["none", "fs_native", "mooncake_store"] = "none"
+    adapter: Literal["none", "fs_native", "mooncake_store", "resp", "valkey", "s3"] = "none"
     path: str = "/srv/goodput/l2"
     directory: str = AUTO
     capacity_gib: float = _num(0, 0, 2**20, "GiB")
@@ -110,7 +113,7 @@ class P2P(_Checked):
     _section = "lmcache.p2p"
     enabled: bool = False
     transfer_engine: Literal["nixl", "mooncake_te"] = "nixl"
-    coordinator_url: str | None = "http://{first_node_address}:{coordinator_port}"
+    coordinator_url: str | None = "http://{coordinator_address}:{coordinator_port}"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 # Apache-2.0 (see LICENSE)
 """Argument lists and environment of every process. What stands here is what runs; roles fill in the placeholders.
 
-Placeholders, filled in on each node: ``{management_address}``, ``{node}``, ``{first_node_address}``, ``{model_path}``,
-``{model_name}``, ``{l2_path}`` (the plan says which), ``{rail_address}`` (its first rail), ``{rail_devices}`` (its
-rails for UCX). Where a process finds discovery and its peers is the platform's business, not the plan's.
+Placeholders, filled in on each node: ``{management_address}``, ``{node}``, ``{first_node_address}``,
+``{coordinator_address}`` (where LMCache's peers meet), ``{model_path}``, ``{model_name}``, ``{l2_path}`` (the plan
+says which), ``{rail_address}`` (its first rail), ``{rail_devices}`` (its rails for UCX). Where a process
+finds discovery and its peers is the platform's business, not the plan's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .checks import ceil_div
 from .solve import Context
 
 
@@ -62,7 +64,10 @@ def kv_events_config(ctx: Context) -> dict[str, Any]:
 
 
 def l2_adapter(ctx: Context) -> dict[str, Any]:
-    """The ``--l2-adapter`` object; {} without a storing tier. ``max_capacity_gb`` is GiB."""
+    """The ``--l2-adapter`` object; {} without a storing tier. ``max_capacity_gb`` is GiB.
+
+    A store on the network takes its place and options from ``adapter_extra``; what bounds it is the same for all.
+    """
     lmcache = ctx.profile.lmcache
     l2 = lmcache.l2
     if not lmcache.enabled or l2.adapter == "none":
@@ -80,13 +85,13 @@ def l2_adapter(ctx: Context) -> dict[str, Any]:
         if l2.mooncake_ssd_offload:
             adapter |= {"enable_ssd_offload": "true", "ssd_offload_path": "{l2_path}"}
     else:
-        adapter = {
-            "type": "fs_native",
-            "base_path": "{l2_path}",
-            "num_workers": l2.num_workers,
-            "use_odirect": l2.use_odirect,
-            "max_capacity_gb": int(l2.capacity_gib) if l2.capacity_gib == int(l2.capacity_gib) else l2.capacity_gib,
-        }
+        adapter = {"type": l2.adapter}
+        if l2.adapter == "fs_native":
+            adapter |= {"base_path": "{l2_path}", "num_workers": l2.num_workers, "use_odirect": l2.use_odirect}
+        elif l2.adapter != "s3":
+            adapter |= {"num_workers": l2.num_workers}
+        whole = int(l2.capacity_gib)
+        adapter["max_capacity_gb"] = whole if l2.capacity_gib == whole else l2.capacity_gib
         if l2.eviction_policy != "none":
             adapter["eviction"] = {
                 "eviction_policy": l2.eviction_policy,
@@ -211,16 +216,36 @@ def _lmcache_coordinator_args(ctx: Context) -> list[str]:
     ]
 
 
+def body_limit_mb(max_model_len_tokens: int) -> int:
+    """Largest request body that the frontend reads, in MB: 1, and 16 bytes for each token of the longest prompt.
+
+    A token of text is about 4 bytes, and JSON may write one character in 6. Dynamo's default of 192 lets one request
+    take the memory of a node: seen with 1.6.1, 10 MB of one word took 1 GB before it could be counted as too long.
+    """
+    return 1 + ceil_div(16 * max_model_len_tokens, 2**20)
+
+
 def env(ctx: Context) -> dict[str, str]:
-    """Environment of every serving process; what one of them does not know it ignores."""
+    """Environment of every serving process; what one of them does not know it ignores. LMCache's has more."""
     router, lmcache = ctx.profile.router, ctx.profile.lmcache
     values = {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+    values["DYN_HTTP_BODY_LIMIT_MB"] = str(body_limit_mb(ctx.profile.serving.max_model_len_tokens))
     if router.mode == "kv":
         values["DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS"] = str(router.active_request_expiry_seconds)
     if lmcache.enabled:
         # Usage reports go to an address on the internet by default.
         values |= {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
-    if lmcache.enabled and (lmcache.p2p.enabled or lmcache.l2.adapter == "mooncake_store"):
+    return values | ctx.profile.extra_env
+
+
+def lmcache_env(ctx: Context) -> dict[str, str]:
+    """Environment of LMCache's processes: that of all, and what they read each other's memory with."""
+    lmcache, values = ctx.profile.lmcache, env(ctx)
+    peers = lmcache.enabled and lmcache.p2p.enabled
+    if peers and lmcache.p2p.transfer_engine == "mooncake_te":
+        # Without a GPU there is no NIXL here; Mooncake's engine reads over TCP unless told otherwise.
+        values["MC_TE_PROTOCOL"] = "tcp"
+    elif peers or (lmcache.enabled and lmcache.l2.adapter == "mooncake_store"):
         # UCX uses one rail for one-sided reads unless told otherwise; the devices are the node's own rails.
         values |= {
             "UCX_NET_DEVICES": "{rail_devices}",
@@ -246,6 +271,7 @@ def render(ctx: Context) -> dict[str, Any]:
         "kv_transfer_config": kv_transfer_config(ctx),
         "kv_events_config": kv_events_config(ctx),
         "env": env(ctx),
+        "lmcache_env": lmcache_env(ctx),
     }
 
 

@@ -37,22 +37,10 @@ FORBIDDEN_L2_ROOTS = (
     "/boot",
 )
 #: Keys each adapter really reads (LMCache 0.5.6); it ignores all others without a word.
+COMMON_ADAPTER_KEYS = ("type", "max_capacity_gb", "eviction", "persist_enabled", "shared", "serde", "affinity_tag")
 ADAPTER_KEYS: dict[str, frozenset[str]] = {
     "fs_native": frozenset(
-        [
-            "type",
-            "base_path",
-            "num_workers",
-            "relative_tmp_dir",
-            "use_odirect",
-            "read_ahead_size",
-            "max_capacity_gb",
-            "eviction",
-            "persist_enabled",
-            "shared",
-            "serde",
-            "affinity_tag",
-        ]
+        (*COMMON_ADAPTER_KEYS, "base_path", "num_workers", "relative_tmp_dir", "use_odirect", "read_ahead_size")
     ),
     "mooncake_store": frozenset(
         [
@@ -75,7 +63,37 @@ ADAPTER_KEYS: dict[str, frozenset[str]] = {
             "client_http_port",
         ]
     ),
+    "resp": frozenset((*COMMON_ADAPTER_KEYS, "host", "port", "num_workers")),
+    "valkey": frozenset(
+        [
+            *COMMON_ADAPTER_KEYS,
+            "startup_nodes",
+            "cluster_mode",
+            "key_prefix",
+            "num_workers",
+            "tls_enable",
+            "database_id",
+            "request_timeout",
+            "connection_timeout",
+            "ttl_seconds",
+        ]
+    ),
+    "s3": frozenset(
+        [
+            *COMMON_ADAPTER_KEYS,
+            "s3_endpoint",
+            "s3_region",
+            "s3_num_io_threads",
+            "s3_prefer_http2",
+            "s3_enable_s3express",
+            "disable_tls",
+        ]
+    ),
 }
+#: What a store on the network can not do without.
+ADAPTER_REQUIRED = {"resp": ("host", "port"), "valkey": ("startup_nodes",), "s3": ("s3_endpoint", "s3_region")}
+#: Keys that LMCache reads too, but that would stand on a command line that every account can read.
+ADAPTER_SECRETS = ("username", "password", "aws_access_key_id", "aws_secret_access_key")
 DEPRECATED_ROUTER = (
     "--router-kv-overlap-score-weight",
     "--kv-overlap-score-weight",
@@ -353,7 +371,7 @@ def _kv007(ctx: Context) -> Iterator[Hit]:
         found = "P2P is the only adapter, and it stores nothing" if lmcache.p2p.enabled else "no adapter below L1"
         yield Hit(
             f"store_policy skip_l1; {found}",
-            "an adapter that stores (fs_native or mooncake_store)",
+            "an adapter that stores, such as fs_native",
             "set lmcache.l2.adapter: fs_native with a capacity, or lmcache.store_policy: default",
         )
 
@@ -420,7 +438,7 @@ def _kv009(ctx: Context) -> Iterator[Hit]:
 def _kv010(ctx: Context) -> Iterator[Hit]:
     l2 = ctx.profile.lmcache.l2
     known = ADAPTER_KEYS.get(l2.adapter, frozenset())
-    for key in sorted(set(l2.adapter_extra) - known) if ctx.profile.lmcache.enabled else ():
+    for key in sorted(set(l2.adapter_extra) - known - set(ADAPTER_SECRETS)) if ctx.profile.lmcache.enabled else ():
         yield Hit(
             f"adapter_extra.{key} for {l2.adapter}",
             "a key that this adapter reads",
@@ -1043,6 +1061,35 @@ def _kv033(ctx: Context) -> Iterator[Hit]:
                     "arguments that the planner does not compute",
                     "remove it and set the profile's own key",
                 )
+
+
+@_rule(
+    "KV034",
+    "error",
+    "A store on the network has a place, and no password on a command line",
+    "LMCache starts without the address of its store only to fail at the first use, and what stands in --l2-adapter can"
+    " be read by every account of the node.",
+    "LMCache 0.5.6 distributed/l2_adapters, from_dict",
+    ("super-recommended", {"lmcache.l2.adapter": "resp", "lmcache.l2.adapter_extra": {"host": "192.0.2.9"}}),
+)
+def _kv034(ctx: Context) -> Iterator[Hit]:
+    l2 = ctx.profile.lmcache.l2
+    if not ctx.profile.lmcache.enabled:
+        return
+    for key in ADAPTER_REQUIRED.get(l2.adapter, ()):
+        if not l2.adapter_extra.get(key):
+            yield Hit(
+                f"lmcache.l2.adapter {l2.adapter} without {key}",
+                f"adapter_extra with {', '.join(ADAPTER_REQUIRED[l2.adapter])}",
+                f"set lmcache.l2.adapter_extra.{key} in the profile",
+            )
+    for key in sorted(set(ADAPTER_SECRETS) & set(l2.adapter_extra)):
+        yield Hit(
+            f"lmcache.l2.adapter_extra.{key}",
+            "no secret in a profile",
+            "remove it and write LMCACHE_RESP_USERNAME and LMCACHE_RESP_PASSWORD, or AWS_ACCESS_KEY_ID and"
+            " AWS_SECRET_ACCESS_KEY, to /etc/goodput/lmcache.secret on each node (mode 0600)",
+        )
 
 
 def listeners(ctx: Context) -> list[tuple[str, int]]:

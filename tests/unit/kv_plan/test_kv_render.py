@@ -20,6 +20,7 @@ PLACEHOLDERS = {
     "management_address": "192.0.2.1",
     "node": "spark1",
     "first_node_address": "192.0.2.1",
+    "coordinator_address": "192.0.2.1",
     "model_path": "/srv/goodput/models/m",
     "model_name": "m",
     "l2_path": "/srv/goodput/l2/x",
@@ -74,11 +75,11 @@ def test_p2p_arm() -> None:
     result = plan("weka-c-p2p")
     server = result["lmcache_server_args"]
     assert value(server, "--p2p-advertise-url") == "{rail_address}:9450"
-    assert value(server, "--coordinator-url") == "http://{first_node_address}:9300"
+    assert value(server, "--coordinator-url") == "http://{coordinator_address}:9300"
     assert value(server, "--l1-align-bytes") == "65536" and "--no-l1-use-lazy" in server
     assert "--l2-adapter" not in server
     assert value(result["lmcache_coordinator_args"], "--chunk-size") == "2128"
-    assert result["env"]["UCX_MAX_RMA_RAILS"] == "2"
+    assert result["lmcache_env"]["UCX_MAX_RMA_RAILS"] == "2"
 
 
 def test_choices_render() -> None:
@@ -119,6 +120,7 @@ def test_every_word_is_text_and_every_placeholder_is_known(name: str) -> None:
         filled = serving.arguments(result[key], PLACEHOLDERS)
         assert not any(serving.PLACEHOLDER.search(word) for word in filled)
     serving.environment(result["env"], PLACEHOLDERS)
+    serving.environment(result["lmcache_env"], PLACEHOLDERS)
     json.dumps(result)
 
 
@@ -179,3 +181,10 @@ def test_what_the_platform_adds_does_not_contradict_the_plan(name: str) -> None:
     serving.arguments(result["dynamo_frontend_args"], PLACEHOLDERS, ours=planes | http)
     if result["lmcache_server_args"]:
         serving.arguments(result["lmcache_server_args"], PLACEHOLDERS, ours={"--port": 5555, "--http-port": 9500})
+
+
+def test_a_request_can_be_as_large_as_the_longest_prompt_and_not_as_the_node() -> None:
+    small, large = plan("virtual", model="tiny"), plan("super-recommended")
+    assert small["env"]["DYN_HTTP_BODY_LIMIT_MB"] == "2"
+    longest = large["inputs"]["profile"]["serving"]["max_model_len_tokens"]
+    assert 16 * longest <= (int(large["env"]["DYN_HTTP_BODY_LIMIT_MB"]) - 1) * 2**20 < 64 * 2**20

@@ -179,6 +179,15 @@ def test_l2_directory_names_all_that_changes_the_bytes() -> None:
         ({"serving.max_num_batched_tokens": 4223}, "KV003"),
         ({"lmcache.l2.capacity_gib": 0}, "KV009"),
         ({"lmcache.l2.adapter": "none"}, "KV007"),
+        ({"lmcache.l2.adapter": "valkey"}, "KV034"),
+        ({"lmcache.l2.adapter": "s3", "lmcache.l2.adapter_extra": {"s3_endpoint": "s3://kv.host"}}, "KV034"),
+        (
+            {
+                "lmcache.l2.adapter": "resp",
+                "lmcache.l2.adapter_extra": {"host": "store", "port": 6379, "password": "in the open"},
+            },
+            "KV034",
+        ),
     ],
 )
 def test_refusals(settings: dict[str, object], rule: str) -> None:

@@ -223,6 +223,11 @@ def test_an_old_driver_names_the_mask_differently(spark: Spark) -> None:
 # --- what was recorded ----------------------------------------------------------------------------------------------
 
 
+def test_a_node_without_the_role_is_judged_and_nothing_is_left_there(spark: Spark) -> None:
+    found = spark.look(verdict_file=spark.root / "var/lib/goodput/power/verdict.json")
+    assert found["state"] == "ok" and found["record"] == {}
+
+
 def test_a_young_ok_of_this_boot_is_not_measured_again(spark: Spark) -> None:
     spark.lock()
     first = spark.look()

@@ -1,0 +1,104 @@
+"""Serving processes killed and cut off with requests on their way: what a user notices; nothing stored is lost."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from conftest import Pair
+from watch import Traffic, record, stored, until, workers_listed
+
+NODES = ("spark1", "spark2")
+READY = {
+    "goodput-frontend": "curl -sf -m 5 --noproxy '*' http://127.0.0.1:8000/v1/models | grep -q owned_by",
+    "goodput-etcd": "curl -sf -m 5 --noproxy '*' http://127.0.0.1:2379/health | grep -q true",
+    "goodput-worker": "systemctl is-active -q goodput-worker",
+    "goodput-lmcache": "curl -sf -m 5 --noproxy '*' http://ADDRESS:9500/healthcheck",
+}
+# The one frontend is the only way in, so its clients notice; the others have somebody who steps in.
+KILLS = [
+    ("spark1", "goodput-frontend"),
+    ("spark1", "goodput-worker"),
+    ("spark2", "goodput-worker"),
+    ("spark1", "goodput-lmcache"),
+    ("spark2", "goodput-lmcache"),
+    ("spark1", "goodput-etcd"),
+]
+
+
+@pytest.mark.fault("process killed under load")
+@pytest.mark.parametrize(("node", "unit"), KILLS, ids=[f"{unit}-{node}" for node, unit in KILLS])
+def test_a_killed_process_is_started_again(pair: Pair, node: str, unit: str) -> None:
+    traffic, restarts = Traffic(pair), f"systemctl show -P NRestarts {unit}"
+    before = {each: stored(pair, each) for each in NODES}
+    known = int(pair.sh(node, restarts))
+    traffic.start()
+    pair.sh(node, f"systemctl kill -s KILL {unit}")
+    ready = READY[unit].replace("ADDRESS", pair.hosts[node]["goodput_management_address"])
+    seconds = until(pair, node, f"[ $({restarts}) -gt {known} ] && {ready}")
+    traffic.wait(lambda rows: workers_listed(pair) == len(NODES), "both workers in /health")
+    seen = traffic.stop()
+    lost = sum(name not in stored(pair, each) for each in NODES for name in before[each])
+    record(f"kill -9 {unit} on {node}", seen, seconds, lost)
+    assert lost == 0
+    if unit != "goodput-frontend":
+        assert seen.failed == 0, seen
+
+
+@pytest.mark.fault("discovery away")
+def test_serving_outlives_a_minute_without_discovery(pair: Pair) -> None:
+    traffic = Traffic(pair)
+    traffic.start()
+    pair.sh("spark1", "systemctl stop goodput-etcd && sleep 60 && systemctl start goodput-etcd")
+    seconds = until(pair, "spark1", READY["goodput-etcd"])
+    traffic.wait(lambda rows: workers_listed(pair) == len(NODES), "both workers in /health", seconds=600)
+    record("etcd stopped for a minute", traffic.stop(), seconds, 0)
+
+
+@pytest.mark.fault("management network cut")
+def test_a_cut_management_network_heals(pair: Pair) -> None:
+    traffic = Traffic(pair)
+    traffic.start()
+    # Packets of the other node are dropped on its management interface; SSH comes in from elsewhere.
+    pair.sh(
+        "spark2",
+        "systemd-run -q --collect --unit fault-cut sh -c 'iptables -I INPUT -s 10.77.0.1 -j DROP;"
+        " iptables -I OUTPUT -d 10.77.0.1 -j DROP; sleep 30; iptables -D INPUT -s 10.77.0.1 -j DROP;"
+        " iptables -D OUTPUT -d 10.77.0.1 -j DROP'",
+    )
+    until(pair, "spark2", "! systemctl is-active -q fault-cut")
+    traffic.wait(lambda rows: workers_listed(pair) == len(NODES), "both workers in /health", seconds=600)
+    record("management network of spark2 cut for 30 s", traffic.stop(), 30, 0)
+
+
+@pytest.mark.fault("clock jump")
+def test_a_clock_that_jumps_an_hour_disturbs_nobody(pair: Pair) -> None:
+    traffic = Traffic(pair)
+    traffic.start()
+    pair.sh("spark2", "systemctl stop chrony; date -s '+1 hour' >/dev/null; sleep 20")
+    pair.sh("spark2", "date -s '-1 hour' >/dev/null; systemctl start chrony")
+    seen = traffic.stop()
+    record("clock of spark2 an hour ahead for 20 s", seen, 0, 0)
+    assert seen.failed == 0 and workers_listed(pair) == len(NODES), seen
+
+
+@pytest.mark.fault("power cut")
+def test_a_power_cut_leaves_the_other_node_serving(pair: Pair) -> None:
+    """At once and without a sync, as when the plug is pulled; the node then boots by itself."""
+    before = stored(pair, "spark2")
+    boot = pair.sh("spark2", "cat /proc/sys/kernel/random/boot_id")
+    traffic = Traffic(pair)
+    traffic.start()
+    pair.sh("spark2", "echo 1 > /proc/sys/kernel/sysrq; (sleep 1; echo b > /proc/sysrq-trigger) >/dev/null 2>&1 &")
+    begin = time.monotonic()
+    traffic.wait(lambda rows: workers_listed(pair) == 1, "the router to leave the dead worker", seconds=120)
+    until(pair, "spark2", f"[ $(cat /proc/sys/kernel/random/boot_id) != {boot.strip()} ]")
+    traffic.wait(lambda rows: workers_listed(pair) == len(NODES), "both workers in /health", seconds=600)
+    seconds = time.monotonic() - begin
+    seen = traffic.stop()
+    address = pair.hosts["spark2"]["goodput_management_address"]
+    until(pair, "spark2", READY["goodput-lmcache"].replace("ADDRESS", address))
+    lost = [name for name in before if name not in stored(pair, "spark2")]
+    record("power cut of spark2", seen, seconds, len(lost))
+    # Requests on the dead node are sent to the other one.
+    assert not lost and seen.silence_seconds < 60, (lost, seen)
