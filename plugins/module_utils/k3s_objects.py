@@ -98,14 +98,17 @@ class Placer:
         if check:
             return done
         new = self.path.with_name(f"{self.path.name}.new")
-        self.write(new, text)
-        self.kubectl(
-            "apply", "--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}", "--validate=strict",
-            "-f", str(new),
-        )  # fmt: skip
-        for item in leftover:
-            self.delete([item])
-        os.replace(new, self.path)
+        try:
+            self.write(new, text)
+            self.kubectl(
+                "apply", "--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}", "--validate=strict",
+                "-f", str(new),
+            )  # fmt: skip
+            for item in leftover:
+                self.delete([item])
+            os.replace(new, self.path)
+        finally:
+            new.unlink(missing_ok=True)
         return done
 
     def delete(self, objects: Sequence[Object]) -> None:

@@ -79,6 +79,7 @@ def test_a_refused_object_leaves_the_former_state_on_record(placer: o.Placer) ->
     with pytest.raises(K3sError, match="unknown field"):
         placer.present([thing("a", planted=1)])
     assert json.loads(placer.former())["items"] == [thing("a")]
+    assert list(placer.path.parent.iterdir()) == [placer.path]
     # So the next run deletes what the former one placed.
     assert "deleted ConfigMap kube-system a" in placer.present([thing("c")])
 
