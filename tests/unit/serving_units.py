@@ -7,14 +7,13 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files, rules
+from plays import run_playbook
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = files.names_in(files.PROFILES)
@@ -111,22 +110,7 @@ def _render(folder: Path, result: Path) -> None:
     variables = {"accept": sorted(rules.RULES), "goodput_engine": "{{ goodput_plan.inputs.profile.engine }}"}
     play = {"hosts": "all", "gather_facts": False, "vars_files": loads, "vars": variables, "tasks": tasks}
     (folder / "play.yml").write_text(yaml.safe_dump([play]))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    environment |= {
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
-    }
-    playbook = Path(sys.executable).with_name("ansible-playbook")
-    done = subprocess.run(
-        [str(playbook), "-i", str(folder / "hosts.yml"), str(folder / "play.yml")],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_playbook(folder / "hosts.yml", folder / "play.yml")
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[max(said.find("[ERROR]"), 0) :][:3000]
     partial.rename(result)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from plays import run_playbook
 from test_k3s_preflight import facts, probe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,24 +78,7 @@ def render(folder: Path, seen: dict[str, Any] | None = None, wrote: str = "", **
         ],
     }
     (folder / "play.yml").write_text(yaml.safe_dump([play]))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    environment |= {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            "-i",
-            str(folder / "hosts.yml"),
-            str(folder / "play.yml"),
-            "-e",
-            json.dumps(extra),
-        ],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_playbook(folder / "hosts.yml", folder / "play.yml", "-e", json.dumps(extra))
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[max(said.find("[ERROR]"), 0) :][:3000]
     answer: dict[str, Any] = json.loads((folder / "all.json").read_text())

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from plays import run_playbook
 
 # These make nothing on a node.
 READ_ONLY = {"plan", "power_gate", "preflight", "verify"}
@@ -29,27 +27,13 @@ def test_every_layer_in_reverse_order(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("consent", [None, False, "no"])
-def test_nothing_happens_without_consent(repository: Path, tmp_path: Path, consent: object) -> None:
+def test_nothing_happens_without_consent(tmp_path: Path, consent: object) -> None:
     """A real play; the node does not exist, so a task that reaches for it would fail in another way."""
     inventory = tmp_path / "hosts.yml"
     nodes = {"spark1": {"ansible_host": "127.0.0.1", "ansible_port": 1}}
     inventory.write_text(json.dumps({"sparks": {"hosts": nodes}}))
     extra = {} if consent is None else {"goodput_reset": consent}
-    done = subprocess.run(
-        [
-            Path(sys.executable).parent / "ansible-playbook",
-            "-i",
-            inventory,
-            "playbooks/reset.yml",
-            "-e",
-            json.dumps(extra),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=repository,
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )
+    done = run_playbook(inventory, "playbooks/reset.yml", "-e", json.dumps(extra))
     assert done.returncode == 2, done.stdout + done.stderr
     assert "required: goodput_reset: true" in done.stdout
     assert "-e goodput_reset=true" in done.stdout

@@ -11,7 +11,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 import urllib.parse
@@ -29,6 +28,7 @@ from ansible_collections.goodput.spark.plugins.module_utils import model_hub as 
 from ansible_collections.goodput.spark.plugins.module_utils import model_manifest as mm
 from ansible_collections.goodput.spark.plugins.module_utils import model_transfer as mt
 from ansible_collections.goodput.spark.plugins.modules import model_check, model_download
+from plays import run_playbook
 
 REVISION = "4b7efb68d347" + "0" * 28
 REPOSITORY = "maker/nano-30b"
@@ -662,28 +662,19 @@ def test_the_disk_is_compared_first_with_both_figures(
     assert re.search(r"found: [\d.]+ GiB free for .*\nrequired: 93132257\d\.\d\d GiB of models", said["space_problem"])
 
 
-def playbook(repository: Path, tmp_path: Path, *more: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+def playbook(tmp_path: Path, *more: str, **variables: Any) -> subprocess.CompletedProcess[str]:
     """The role's own files on this machine: compare, plan, fetch, check. Not its manifest of what it made."""
     tasks = [
         {"ansible.builtin.include_role": {"name": "goodput.spark.model_store", "tasks_from": name}}
         for name in ("preflight", "configure", "verify")
     ]
     play = tmp_path / "play.yml"
-    program = str(Path(sys.executable).parent / "ansible-playbook")
-    words = [program, "-vvv", "-i", "localhost,", "-c", "local", str(play)]
     play.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
-    return subprocess.run(
-        [*words, *more, "-e", json.dumps({"ansible_python_interpreter": sys.executable, **variables})],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=repository,
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "GOODPUT_STATE": str(tmp_path / "state")},
-        timeout=120,
-    )
+    words = ["-vvv", "-c", "local", *more, "-e", json.dumps(variables)]
+    return run_playbook("localhost,", play, *words, timeout_s=120, GOODPUT_STATE=str(tmp_path / "state"))
 
 
-def test_the_role_takes_a_gated_model_once(site: Site, repository: Path, tmp_path: Path) -> None:
+def test_the_role_takes_a_gated_model_once(site: Site, tmp_path: Path) -> None:
     site.gated = True
     token = tmp_path / "token"
     token.write_text(TOKEN)
@@ -697,31 +688,31 @@ def test_the_role_takes_a_gated_model_once(site: Site, repository: Path, tmp_pat
         "model_store_hub_token_file": str(token),
         "__model_store_cache": str(tmp_path / "cache/c.json"),
     }
-    refused = playbook(repository, tmp_path, **{**variables, "model_store_hub_token_file": ""})
+    refused = playbook(tmp_path, **{**variables, "model_store_hub_token_file": ""})
     assert refused.returncode == 2
     assert "answer 401 (Access to model is restricted.)" in refused.stdout + refused.stderr
     assert not (tmp_path / "models").exists()
-    foreseen = playbook(repository, tmp_path, "--check", **variables)
+    foreseen = playbook(tmp_path, "--check", **variables)
     assert (foreseen.returncode, site.asked_cdn) == (0, []), foreseen.stdout + foreseen.stderr
     assert not (tmp_path / "models").exists()
-    first = playbook(repository, tmp_path, **variables)
+    first = playbook(tmp_path, **variables)
     assert first.returncode == 0, first.stdout + first.stderr
     assert {p: c for p, c in contents(tmp_path / "models/nano").items() if p != mm.MANIFEST_NAME} == VISIBLE
     assert (tmp_path / f"state/models/nano-{REVISION}.json").is_file()
     assert TOKEN not in first.stdout + first.stderr
     asked, asked_cdn = len(site.asked), len(site.asked_cdn)
     token.unlink()
-    second = playbook(repository, tmp_path, **variables)
+    second = playbook(tmp_path, **variables)
     assert second.returncode == 0, second.stdout + second.stderr
     assert "changed=0" in second.stdout
     assert (len(site.asked), len(site.asked_cdn)) == (asked, asked_cdn)
 
 
-def test_source_and_repository_together_are_refused(repository: Path, tmp_path: Path) -> None:
+def test_source_and_repository_together_are_refused(tmp_path: Path) -> None:
     entry = {"name": "nano", "revision": REVISION, "repository": REPOSITORY}
     for models, directory, text in (
         ([{**entry, "source": str(tmp_path)}], str(tmp_path), "either source or repository"),
         ([entry], "", "model_store_manifest_directory"),
     ):
-        done = playbook(repository, tmp_path, model_store_models=models, model_store_manifest_directory=directory)
+        done = playbook(tmp_path, model_store_models=models, model_store_manifest_directory=directory)
         assert (done.returncode, text in done.stdout) == (2, True), done.stdout + done.stderr

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from plays import run_playbook
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,18 +16,7 @@ def play(tmp_path: Path, hosts: dict[str, dict[str, object]], *arguments: str) -
     inventory = tmp_path / "hosts.yml"
     common = {"ansible_port": 1, "ansible_user": "nobody", "ansible_ssh_common_args": "-o BatchMode=yes"}
     inventory.write_text(yaml.safe_dump({"sparks": {"hosts": hosts, "vars": common}}))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    environment |= {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"}
-    program = Path(sys.executable).with_name("ansible-playbook")
-    result = subprocess.run(
-        [str(program), "-i", str(inventory), str(ROOT / "playbooks/preflight.yml"), *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_playbook(inventory, ROOT / "playbooks/preflight.yml", *arguments)
     return result.returncode, result.stdout + result.stderr
 
 

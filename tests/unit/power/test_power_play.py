@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from plays import run_playbook
 
 from ansible_collections.goodput.spark.plugins.module_utils.power_clocks import Clocks, Smi  # isort: skip
 
@@ -54,10 +54,7 @@ class Site:
             "__power_state_file": str(self.folder / "state.json"),
             "__power_verdict_file": str(self.folder / "v.json"),
         }
-        command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(inventory), str(playbook)]
-        command += ["-e", json.dumps(paths | extra)]
-        env = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "False"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
+        done = run_playbook(inventory, playbook, "-e", json.dumps(paths | extra), ANSIBLE_LOCALHOST_WARNING="False")
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
