@@ -71,7 +71,7 @@ def partial(files: Iterable[File]) -> list[File]:
     return [
         file
         for file in found
-        if TEMPORARY in Path(file.name).suffixes[-1:]
+        if file.name.endswith(TEMPORARY)
         or (file.name.endswith(OBJECT) and (file.size_bytes == 0 or file.size_bytes < usual[file.kind]))
     ]
 

@@ -13,20 +13,8 @@ description:
   - Reads only, and past the page cache. A file whose size, times and inode did not change since its checksum was
     written down is not read again; models up to O(full_gib) are read in full.
   - It does not fail on a difference; assert on RV(problems).
+extends_documentation_fragment: goodput.spark.models
 options:
-  models:
-    description: Manifests as the lookup goodput.spark.model_manifest returns them.
-    type: list
-    elements: dict
-    required: true
-  directory:
-    description: Folder with one folder a model.
-    type: path
-    default: /srv/goodput/models
-  cache:
-    description: Where checksums of files that did not change since are kept on the node.
-    type: path
-    default: /var/lib/goodput/model_store.json
   full_gib:
     description: Models up to this size are hashed in full whatever the cache says. V(-1) hashes every model.
     type: float

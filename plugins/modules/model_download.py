@@ -15,20 +15,8 @@ description:
     gets its name only after its sha256 was right.
   - While it runs, the node's journal says every ten seconds how much arrived.
   - An action plugin of the same name reads the token.
+extends_documentation_fragment: goodput.spark.models
 options:
-  models:
-    description: Manifests as the lookup goodput.spark.model_manifest returns them.
-    type: list
-    elements: dict
-    required: true
-  directory:
-    description: Folder with one folder a model.
-    type: path
-    default: /srv/goodput/models
-  cache:
-    description: Where checksums of files that did not change since are kept on the node.
-    type: path
-    default: /var/lib/goodput/model_store.json
   repositories:
     description: C(OWNER/NAME) on the hub for each model name. Other models are left as they are.
     type: dict

@@ -12,20 +12,8 @@ author: The goodput.spark authors
 description:
   - Copies the files that this node lacks, or whose checksum differs, from a node that runs goodput.spark.model_share.
     A file that was broken off goes on where it stopped, and gets its name only after its sha256 was right.
+extends_documentation_fragment: goodput.spark.models
 options:
-  models:
-    description: Manifests as the lookup goodput.spark.model_manifest returns them.
-    type: list
-    elements: dict
-    required: true
-  directory:
-    description: Folder with one folder a model.
-    type: path
-    default: /srv/goodput/models
-  cache:
-    description: Where checksums of files that did not change since are kept on the node.
-    type: path
-    default: /var/lib/goodput/model_store.json
   address:
     description: Address of the sharing node.
     type: str

@@ -15,20 +15,8 @@ description:
     next file.
   - Then removes files of a former revision that this module once wrote, and writes the manifest beside the files.
   - An action plugin of the same name does the copying.
+extends_documentation_fragment: goodput.spark.models
 options:
-  models:
-    description: Manifests as the lookup goodput.spark.model_manifest returns them.
-    type: list
-    elements: dict
-    required: true
-  directory:
-    description: Folder with one folder a model.
-    type: path
-    default: /srv/goodput/models
-  cache:
-    description: Where checksums of files that did not change since are kept on the node.
-    type: path
-    default: /var/lib/goodput/model_store.json
   sources:
     description: Folder on the controller for each model name.
     type: dict
