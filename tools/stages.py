@@ -126,18 +126,18 @@ def counts(text: str) -> dict[str, int]:
 
 
 # What Ansible prints around a failure and explains nothing: its place, the source beside it, times, paths.
-NOISE = re.compile(r"Origin:|/|\d+( |$)|\^ column|(- /|changed|delta|end|start|stderr_lines|stdout_lines|cmd|rc)\b|E$")
+NOISE = re.compile(r"Origin:|/|\d+( |$)|\^ column|- \S+$|(changed|delta|end|start|stderr_lines|stdout_lines|cmd|rc)\b|E$")
 
 
 def failures(text: str) -> list[str]:
-    """The first failure that Ansible or pytest printed, with the task before it: at most 14 lines without colours."""
+    """The first failure that Ansible or pytest printed, with the task before it: at most 30 lines without colours."""
     task = ""
     found: list[str] = []
     for line in re.sub(r"\x1b\[[0-9;]*m|│", "", text).splitlines():
         line = line.strip()
         if line.startswith("TASK ["):
             task = line
-        if not line or len(found) == 14 or (found and NOISE.match(line)):
+        if not line or len(found) == 30 or (found and NOISE.match(line)):
             continue
         if found or re.match(r"fatal: \[|\[ERROR\]|E   |(FAILED|ERROR) tests/|.*: error: ", line):
             found += [line] if found or not task else [task, line]

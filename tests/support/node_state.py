@@ -37,7 +37,7 @@ VOLATILE = {
     r"^/home/[^/]+/\.ansible": "Ansible's own scratch",
     r"^/root/\.(ansible|cache)": "scratch",
     r"^/home/[^/]+/\.(cache|bash_history)": "scratch",
-    r"^/etc/systemd/system/[^/]+\.(wants|requires)/": "compared as enabled units below",
+    r"^/etc/systemd/system/[^/]+\.(wants|requires)(/|$)": "compared as enabled units below",
     r"^/etc/adjtime$": "the clock's drift",
     r"^/etc/(resolv\.conf)$": "written by NetworkManager",
 }
@@ -184,11 +184,12 @@ def main() -> None:
         before, after = (json.loads(Path(p).read_text()) for p in sys.argv[2:])
         found = compare(before, after)
         new = sorted(set(after["packages"]) - set(before["packages"]))
+        # Differences first: where a failure is shortened, its end is what goes.
+        print("\n".join(found) if found else "no difference")
         print(
             f"{len(before['files'])} files, {len(before['units'])} units, {len(before['mounts'])} mounts, "
             f"{len(before['sysctls'])} sysctls compared; packages added: {' '.join(new) or 'none'}"
         )
-        print("\n".join(found) if found else "no difference")
         sys.exit(1 if found else 0)
     sys.exit(f"usage: {sys.argv[0]} collect | compare BEFORE AFTER")
 
