@@ -31,6 +31,9 @@ SHARED: dict[str, dict[str, Any]] = {
     "goodput_plan_accept_memory": {"type": "bool"},
     "goodput_plan": {"type": "dict"},
     "goodput_platform": {"type": "str"},
+    "goodput_kube_choices": {"type": "dict"},
+    "goodput_kube_server": {"type": "str"},
+    "goodput_kube_nodes": {"type": "list", "elements": "dict"},
     "goodput_virtual": {"type": "bool"},
 }
 BOOLEAN_WORDS = {"true", "false", "yes", "no", "on", "off"}
