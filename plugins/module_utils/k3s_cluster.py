@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -293,14 +293,27 @@ def troubles(kubectl: Kubectl, namespace: str = "kube-system") -> str:
     return "\n".join(lines)
 
 
-def probe_pod(node: str, image: str, resources: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Question:
+    """What pods are asked: a command that goes on running, the word after which it has said all, and who judges it."""
+
+    command: Sequence[str]
+    last_word: str
+    judge: Callable[[str, str, Sequence[str]], list[Check]]
+    # With NVIDIA's runtime, but without asking for the GPU: the engine may have it.
+    nvidia: bool = False
+
+
+def probe_pod(node: str, image: str, resources: Sequence[str], question: Question) -> dict[str, Any]:
     """A pod that asks for one of each resource on one node, in the network of the host as the engine's."""
+    environment = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}] if question.nvidia else []
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": f"goodput-probe-{node}", "namespace": "kube-system"},
         "spec": {
             "nodeSelector": {"kubernetes.io/hostname": node},
+            **({"runtimeClassName": "nvidia"} if question.nvidia else {}),
             "hostNetwork": True,
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
@@ -310,7 +323,8 @@ def probe_pod(node: str, image: str, resources: Sequence[str]) -> dict[str, Any]
                     "name": "probe",
                     "image": image,
                     "imagePullPolicy": "Never",
-                    "command": ["sh", "-c", PROBE],
+                    "command": list(question.command),
+                    "env": environment,
                     "securityContext": {"runAsUser": 0, "capabilities": {"add": ["IPC_LOCK"]}},
                     "resources": {"limits": dict.fromkeys(resources, "1")},
                 }
@@ -350,23 +364,39 @@ def probe_checks(node: str, said: str, rails: int) -> list[Check]:
     ]
 
 
-def printed(kubectl: Kubectl, pod: str, attempts: int = 12, wait_seconds: float = 5) -> str:
+def rail_count(resources: Sequence[str]) -> int:
+    return sum(resource.startswith("rdma/") for resource in resources)
+
+
+DEVICES = Question(
+    ["sh", "-c", PROBE],
+    "capabilities",
+    lambda node, said, resources: probe_checks(node, said, rail_count(resources)),
+)
+
+
+def printed(kubectl: Kubectl, pod: str, last_word: str, attempts: int = 24, wait_seconds: float = 5) -> str:
     """What a probe pod said, once it said all: a container counts as ready before its program has run."""
     said = ""
     for attempt in range(attempts):
         if attempt:
             time.sleep(wait_seconds)
         said = kubectl("logs", "-n", "kube-system", pod)
-        if "capabilities" in said:
+        if last_word in said:
             break
     return said
 
 
 def probe(
-    kubectl: Kubectl, image: str, wanted: Mapping[str, Mapping[str, Any]], folder: Path, timeout_seconds: int
+    kubectl: Kubectl,
+    image: str,
+    wanted: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    timeout_seconds: int,
+    question: Question = DEVICES,
 ) -> list[Check]:
     """Run a probe pod on each node and judge what it printed; the pods go in any case."""
-    pods = [probe_pod(name, image, list(resources)) for name, resources in wanted.items()]
+    pods = [probe_pod(name, image, list(resources), question) for name, resources in wanted.items()]
     path = folder / "goodput-probe.json"
     path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
     names = [f"pod/{pod['metadata']['name']}" for pod in pods]
@@ -381,8 +411,8 @@ def probe(
         except K3sError as error:
             raise K3sError(f"{troubles(kubectl)}\n{error}") from error
         for name, resources in wanted.items():
-            said = printed(kubectl, f"goodput-probe-{name}")
-            rows += probe_checks(name, said, sum(resource.startswith("rdma/") for resource in resources))
+            said = printed(kubectl, f"goodput-probe-{name}", question.last_word)
+            rows += question.judge(name, said, list(resources))
     finally:
         kubectl("delete", "--ignore-not-found", "--wait=true", "-f", str(path))
         path.unlink()

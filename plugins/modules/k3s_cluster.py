@@ -19,7 +19,8 @@ description:
   - V(offered) waits until the nodes offer resources of device plugins; for this O(nodes) has, by name, a dictionary of
     resource and amount (a number, or C(>0)).
   - V(probed) runs a pod on each of these nodes that asks for one of each resource, looks what it can open and lock, and
-    takes it away.
+    takes it away. With O(versions) it asks what is in O(image) instead, C(lmcache.cuda_ops), C(nixl), versions, and the
+    O(devices) that UCX lists, and needs no free GPU.
   - V(recreated) deletes the pods of O(pod_uids) whose controller makes them again, and names the others.
 options:
   state:
@@ -40,6 +41,15 @@ options:
     description: Image of the pods of V(probed); it must be on the nodes.
     type: str
     default: ""
+  versions:
+    description: With V(probed), the version that the image must have of each Python package.
+    type: dict
+    default: {}
+  devices:
+    description: With O(versions), RDMA devices that UCX must list in the image.
+    type: list
+    elements: str
+    default: []
   timeout_seconds:
     description: How long to wait for nodes to be Ready, or for pods to leave.
     type: int
@@ -83,7 +93,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.goodput.spark.plugins.module_utils import k3s_cluster as logic
-from ansible_collections.goodput.spark.plugins.module_utils import serving
+from ansible_collections.goodput.spark.plugins.module_utils import runtime_image, serving
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
 
 
@@ -97,6 +107,8 @@ def argument_spec() -> dict[str, Any]:
         "nodes": {"type": "dict", "default": {}},
         "pod_uids": {"type": "list", "elements": "str", "default": []},
         "image": {"type": "str", "default": ""},
+        "versions": {"type": "dict", "default": {}},
+        "devices": {"type": "list", "elements": "str", "default": []},
         "timeout_seconds": {"type": "int", "default": 300},
     }
 
@@ -147,6 +159,16 @@ def drained(kubectl: logic.Kubectl, names: list[str], timeout_seconds: int) -> b
     return True
 
 
+def question(versions: dict[str, str], devices: list[str]) -> logic.Question:
+    """Asks what is in the runtime image."""
+    return logic.Question(
+        ["sh", "-c", 'python3 -c "$0"; exec sleep 600', runtime_image.PROBE],
+        "\nend\n",
+        lambda node, said, _resources: runtime_image.probe_checks(node, said, versions, devices),
+        nvidia=True,
+    )
+
+
 def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=False)
     params: dict[str, Any] = module.params
@@ -170,7 +192,8 @@ def main() -> None:
             if serving.reason(result["checks"]):
                 raise K3sError(f"{serving.reason(result['checks'])}\n{logic.troubles(kubectl)}")
         elif state == "probed":
-            result["checks"] = logic.probe(kubectl, params["image"], wanted, Path(module.tmpdir), timeout)
+            asked = question(params["versions"], params["devices"]) if params["versions"] else logic.DEVICES
+            result["checks"] = logic.probe(kubectl, params["image"], wanted, Path(module.tmpdir), timeout, asked)
         else:
             pods = kubectl.json("get", "pods", "--all-namespaces", "-o", "json")["items"]
             again, alone = logic.stale_pods(pods, params["pod_uids"])

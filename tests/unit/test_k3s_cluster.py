@@ -244,7 +244,7 @@ def test_probe_pods_go_even_if_they_never_run(tmp_path: Path) -> None:
 
 
 def test_the_probe_asks_for_one_of_each_on_its_node() -> None:
-    spec = k.probe_pod("spark1", "busybox", list(RESOURCES))["spec"]
+    spec = k.probe_pod("spark1", "busybox", list(RESOURCES), k.DEVICES)["spec"]
     assert spec["containers"][0]["resources"]["limits"] == dict.fromkeys(RESOURCES, "1")
     assert spec["nodeSelector"] == {"kubernetes.io/hostname": "spark1"}
     assert spec["containers"][0]["imagePullPolicy"] == "Never"

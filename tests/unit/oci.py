@@ -1,0 +1,58 @@
+"""Tiny OCI archives, as `docker save` and buildah write large ones."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _blob(tar: tarfile.TarFile, data: bytes, media_type: str) -> dict[str, Any]:
+    digest = hashlib.sha256(data).hexdigest()
+    _add(tar, f"blobs/sha256/{digest}", data)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+
+def image(tar: tarfile.TarFile, architecture: str, text: bytes) -> dict[str, Any]:
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as inner:
+        _add(inner, "hello.txt", text)
+    packed = gzip.compress(layer.getvalue(), mtime=0)
+    layers = [_blob(tar, packed, "application/vnd.oci.image.layer.v1.tar+gzip")]
+    config = {
+        "architecture": architecture,
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"]},
+    }
+    held = _blob(tar, json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json")
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": held, "layers": layers}
+    return _blob(tar, json.dumps(manifest).encode(), MANIFEST)
+
+
+def write(path: Path, *architectures: str, tag: str = "", nested: bool = False, text: bytes = b"hi") -> list[str]:
+    """The digests in the archive: of the index first if ``nested``, then of one image an architecture."""
+    with tarfile.open(path, "w") as tar:
+        _add(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+        held = [image(tar, name, text) for name in architectures]
+        digests = [item["digest"] for item in held]
+        if nested:
+            held = [_blob(tar, json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": held}).encode(), INDEX)]
+            digests.insert(0, held[0]["digest"])
+        if tag:
+            held[0]["annotations"] = {"org.opencontainers.image.ref.name": tag}
+        _add(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": held}).encode())
+    return digests

@@ -1,0 +1,279 @@
+"""The serving image: archives, room, containerd's answers, what a pod found in it.
+
+``ctr``'s answers are as containerd 2.4.2 gave them for archives of ``oci.py``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import oci
+import pytest
+import yaml
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.goodput.spark.plugins.filter.runtime_image import runtime_image_lacking, runtime_image_space
+from ansible_collections.goodput.spark.plugins.module_utils import k3s_cluster, model_manifest, serving
+from ansible_collections.goodput.spark.plugins.module_utils import runtime_image as r
+from ansible_collections.goodput.spark.plugins.modules import k3s_cluster as cluster_module
+from ansible_collections.goodput.spark.plugins.modules import runtime_image as module
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ROOT / "roles/runtime_image/files"
+NAME = "goodput.local/x"
+CONTAINERD = r.Containerd
+A, B = (f"sha256:{letter * 64}" for letter in "ab")
+HEAD = "REF TYPE DIGEST SIZE PLATFORMS LABELS \n"
+
+
+def table(*images: tuple[str, str, str]) -> str:
+    lines = [f"{ref}  {oci.MANIFEST}  {digest} 695.0 B  {platforms} -" for ref, digest, platforms in images]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+class Ctr:
+    """A containerd that knows a table of references; importing adds what ``brings`` says."""
+
+    def __init__(self, *images: tuple[str, str, str], brings: Sequence[tuple[str, str, str]] = ()) -> None:
+        self.images, self.brings, self.asked = list(images), list(brings), list[str]()
+
+    def __call__(self, argv: Sequence[str], timeout_seconds: float = 0) -> tuple[int, str, str]:
+        words = list(argv[2:])
+        self.asked.append(" ".join(words[:2]))
+        if words[1] == "import":
+            self.images += self.brings
+        elif words[1] == "tag":
+            source = next(image for image in self.images if image[0] == words[-2])
+            self.images.append((words[-1], *source[1:]))
+        elif words[1] == "remove":
+            self.images = [image for image in self.images if image[0] not in words]
+        return 0, table(*self.images), ""
+
+
+# -- archives ------------------------------------------------------------------------------------------------------
+
+
+def test_an_archive_says_which_images_it_holds_and_for_what(tmp_path: Path) -> None:
+    (digest,) = oci.write(tmp_path / "image.tar", "arm64")
+    archive = r.read_archive(str(tmp_path / "image.tar"))
+    assert archive.images == {digest: ("linux/arm64",)}
+    assert r.archive_problem(archive, digest, "linux/arm64") == ""
+    index, first, second = oci.write(tmp_path / "both.tar", "arm64", "amd64", nested=True)
+    both = r.read_archive(str(tmp_path / "both.tar")).images
+    assert both == {index: ("linux/arm64", "linux/amd64"), first: ("linux/arm64",), second: ("linux/amd64",)}
+
+
+def test_another_image_and_another_architecture_are_refused_with_both_named(tmp_path: Path) -> None:
+    (digest,) = oci.write(tmp_path / "image.tar", "amd64")
+    archive = r.read_archive(str(tmp_path / "image.tar"))
+    wrong = r.archive_problem(archive, A, "linux/arm64")
+    assert digest in wrong and f"required: {A}" in wrong and "runtime_image_archive" in wrong
+    assert "for linux/amd64; required: linux/arm64" in r.archive_problem(archive, digest, "linux/arm64")
+
+
+def test_half_an_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "image.tar"
+    oci.write(path, "arm64", text=b"x" * 100000)
+    whole = path.read_bytes()
+    for length in (3000, 700, 10):
+        path.write_bytes(whole[:length])
+        with pytest.raises(r.ImageError, match="required: (an OCI|a whole|the whole)"):
+            r.read_archive(str(path))
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + whole)
+    with pytest.raises(r.ImageError, match="uncompressed tar"):
+        r.read_archive(str(path))
+    with pytest.raises(r.ImageError, match=r"no .*none.tar.*docker save"):
+        r.read_archive(str(tmp_path / "none.tar"))
+
+
+@pytest.mark.parametrize(
+    ("name", "digest", "words"),
+    [
+        (f"{NAME}:latest", A, "without a tag"),
+        ("x", A, "HOST with a dot"),
+        (NAME, "latest", "64 hexadecimal digits"),
+        (NAME, "", "goodput_kube_choices"),
+    ],
+)
+def test_a_tag_is_no_identity(name: str, digest: str, words: str) -> None:
+    with pytest.raises(r.ImageError, match=words):
+        r.checked(name, digest)
+
+
+def test_the_archive_travels_as_a_model_does(tmp_path: Path) -> None:
+    (digest,) = oci.write(tmp_path / "image.tar", "arm64")
+    given = r.read_archive(str(tmp_path / "image.tar")).as_model(digest, r.sha256_of(str(tmp_path / "image.tar")))
+    (model,) = model_manifest.models_of([given])
+    folder = tmp_path / model.name
+    folder.mkdir()
+    (tmp_path / "image.tar").rename(folder / "image.tar")
+    assert model_manifest.judge(model, str(tmp_path), {}, full=True).get == []
+
+
+# -- room ----------------------------------------------------------------------------------------------------------
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "words"),
+    [
+        (48, 900, "spark1: found 48.0 GiB free"),
+        # 2 × 12 + 25 fit, but then the kubelet would delete what no pod uses.
+        (117, 1000, "92 % in use after the import; required: less than 92 %"),
+        (118, 1000, ""),
+    ],
+)
+def test_room(free: int, total: int, words: str) -> None:
+    found = r.space_problem("spark1", free * GIB, total * GIB, 12 * GIB, 25 * GIB, 92)
+    assert words in found and bool(found) == bool(words)
+
+
+def test_only_nodes_that_lack_the_image_need_room() -> None:
+    full = {"present": False, "free_bytes": GIB, "total_bytes": 100 * GIB}
+    hostvars = {"spark1": {"look": {**full, "present": True}}, "spark2": {"look": full}}
+    assert runtime_image_lacking(hostvars, ["spark1", "spark2"], "look") == ["spark2"]
+    (problem,) = runtime_image_space(hostvars, ["spark2"], "look", 12 * GIB, 25.0, 92)
+    assert "spark2: found 1.0 GiB free" in problem and "49.0 GiB (archive 12.0" in problem
+
+
+# -- containerd ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_there_is_read_from_the_table() -> None:
+    found = r.parse_images(table((f"{NAME}@{A}", A, "linux/arm64,linux/amd64"), ("k8s.gcr/p:1", B, "linux/arm64")))
+    assert [(image.ref, image.digest, image.platforms) for image in found] == [
+        (f"{NAME}@{A}", A, ("linux/arm64", "linux/amd64")),
+        ("k8s.gcr/p:1", B, ("linux/arm64",)),
+    ]
+
+
+def rows(*images: tuple[str, str, str]) -> str:
+    return serving.reason(r.image_checks("spark2", r.parse_images(table(*images)), NAME, A, "linux/arm64"))
+
+
+def test_one_differing_digest_names_node_found_and_required() -> None:
+    assert rows((f"{NAME}@{A}", A, "linux/arm64")) == ""
+    said = rows((f"{NAME}@{B}", B, "linux/arm64"))
+    assert f"spark2 image {NAME}: found {B}; required {A}; fix: name its archive" in said
+    assert "found none" in rows(("goodput.local/other:1", A, "linux/arm64"))
+    # The right image under a tag alone is not what pods ask for.
+    assert f"found {A}; required {A}" in rows((f"{NAME}:1", A, "linux/arm64"))
+    assert "found linux/amd64; required linux/arm64" in rows((f"{NAME}@{A}", A, "linux/amd64"))
+
+
+def test_an_import_makes_the_reference_that_pods_name() -> None:
+    plain = Ctr(brings=[(f"{NAME}@{A}", A, "linux/arm64")])
+    r.Containerd(plain).bring("/image.tar", NAME, A)
+    assert plain.asked == ["images import", "images list"]
+    tagged = Ctr(brings=[(f"{NAME}:1.5.1", A, "linux/arm64")])
+    r.Containerd(tagged).bring("/image.tar", NAME, A)
+    assert (f"{NAME}@{A}", A, "linux/arm64") in tagged.images
+    with pytest.raises(r.ImageError, match=f"no image {A} after the import"):
+        r.Containerd(Ctr(brings=[(f"{NAME}@{B}", B, "linux/arm64")])).bring("/image.tar", NAME, A)
+
+
+def test_removal_touches_only_this_name() -> None:
+    there = [(f"{NAME}@{A}", A, "x"), (f"{NAME}:1", B, "x"), ("goodput.local/xy:1", B, "x")]
+    assert r.Containerd(Ctr(*there)).remove(NAME, keep=A) == [f"{NAME}:1"]
+    ctr = Ctr(*there)
+    assert r.Containerd(ctr).remove(NAME, check=True) == [f"{NAME}@{A}", f"{NAME}:1"] and len(ctr.images) == 3
+    r.Containerd(ctr).remove(NAME)
+    assert ctr.images == there[2:]
+
+
+def test_a_failed_call_says_what_was_called_and_why() -> None:
+    with pytest.raises(r.ImageError, match="`k3s ctr images list` ended with 1: no such socket"):
+        r.Containerd(lambda argv, timeout_seconds: (1, "", "no such socket")).images()
+
+
+def run_module(monkeypatch: pytest.MonkeyPatch, ctr: Ctr, capsys: Any, **params: Any) -> dict[str, Any]:
+    monkeypatch.setattr(r, "Containerd", lambda: CONTAINERD(ctr))
+    monkeypatch.setattr(module, "BINARY", "/bin/sh")
+    monkeypatch.setattr(module, "SOCKET", "/dev/null")
+    with (
+        patch_module_args({"name": NAME, "platform": "linux/arm64", "node": "spark1", **params}),
+        pytest.raises(SystemExit),
+    ):
+        module.main()
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_the_module_imports_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "image.tar"
+    path.write_text("x")
+    ctr = Ctr(brings=[(f"{NAME}@{A}", A, "linux/arm64")])
+    given = {"state": "imported", "digest": A, "path": str(path)}
+    dry = run_module(monkeypatch, ctr, capsys, _ansible_check_mode=True, **given)
+    assert dry["changed"] and not dry["present"] and path.exists()
+    first = run_module(monkeypatch, ctr, capsys, **given)
+    assert first["changed"] and first["present"] and not path.exists()
+    second = run_module(monkeypatch, ctr, capsys, **given)
+    assert not second["changed"] and second["reason"] == ""
+
+
+# -- what is in it -------------------------------------------------------------------------------------------------
+
+SAID = """import lmcache.cuda_ops ok
+import nixl ok
+version ai-dynamo 1.5.1.post1
+version lmcache 0.5.6
+device lo
+device rocep1s0f0:1
+device roceP2p1s0f0:1
+end
+"""
+VERSIONS = {"ai-dynamo": "1.5.1", "lmcache": "0.5.6"}
+RAILS = ["rocep1s0f0", "roceP2p1s0f0"]
+
+
+def test_an_image_as_asked_for_has_no_finding() -> None:
+    assert serving.reason(r.probe_checks("spark1", SAID, VERSIONS, RAILS)) == ""
+    # One node alone has no rails.
+    assert "RDMA" not in str(r.probe_checks("spark1", SAID, VERSIONS, []))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("cuda_ops ok", "cuda_ops ImportError no kernel", "import lmcache.cuda_ops: found ImportError no kernel"),
+        ("import nixl ok\n", "", "import nixl: found not said"),
+        ("1.5.1.post1", "1.5.10", "ai-dynamo: found 1.5.10; required 1.5.1"),
+        ("lmcache 0.5.6", "lmcache none", "lmcache: found none; required 0.5.6"),
+        ("device roceP2p1s0f0:1\n", "", "required rocep1s0f0, roceP2p1s0f0; fix: UCX without RDMA takes TCP"),
+    ],
+)
+def test_what_an_image_lacks_is_one_row(old: str, new: str, words: str) -> None:
+    said = serving.reason(r.probe_checks("spark1", SAID.replace(old, new), VERSIONS, RAILS))
+    assert words in said and said.count("\n") == 0
+
+
+def test_the_question_needs_no_free_gpu() -> None:
+    question = cluster_module.question(VERSIONS, RAILS)
+    spec = k3s_cluster.probe_pod("spark1", f"{NAME}@{A}", ["rdma/rail0", "rdma/rail1"], question)["spec"]
+    assert spec["runtimeClassName"] == "nvidia" and "nvidia.com/gpu" not in str(spec)
+    assert spec["containers"][0]["command"][-1] == r.PROBE
+    compile(r.PROBE, "probe", "exec")
+    assert question.last_word in SAID
+
+
+def test_the_recipe_takes_nothing_as_the_newest_and_asserts() -> None:
+    text = (FILES / "Dockerfile").read_text()
+    assert "latest" not in text and "FROM ${BASE}\n" in text and '"lmcache==${LMCACHE}"' in text
+    assert "--only-binary :all:" in text and "--no-deps" in text
+    assert re.search(r"RUN python3 /tmp/assert_image.py .*ai-dynamo==\$\{DYNAMO\}", text)
+
+
+def test_the_recipes_assertions_end_a_build() -> None:
+    spec = importlib.util.spec_from_file_location("assert_image", FILES / "assert_image.py")
+    assert spec and spec.loader
+    built = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(built)
+    said = "\n".join(built.problems([f"pyyaml=={yaml.__version__}", "pytest==0.1", "nothing==1"]))
+    assert "no lmcache.cuda_ops" in said and "no nixl" in said and "no ucx_info" in said
+    assert "found pytest" in said and "required: 0.1" in said and "found nothing none" in said and "pyyaml" not in said

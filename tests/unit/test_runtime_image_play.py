@@ -1,0 +1,74 @@
+"""The role runtime_image on clean hosts: a dry run goes through with a good archive and is refused with another one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import oci
+import pytest
+import yaml
+from plays import run_playbook
+
+NAME = "goodput.local/dynamo-vllm-lmcache"
+
+
+def dry(folder: Path, digest: str, archive: str, **extra: object) -> subprocess.CompletedProcess[str]:
+    hosts = {f"spark{n}": {"goodput_rails": {"state": "ok", "rails": []}} for n in (1, 2)}
+    variables = {
+        "ansible_connection": "local",
+        "ansible_become": False,
+        "goodput_kube_choices": {"digests": {"runtime": digest}},
+        "runtime_image_archive": archive,
+        "runtime_image_devices": ["rocep1s0f0"],
+        "runtime_image_unpacked_gib": 0,
+        "runtime_image_gc_high_percent": 101,
+        "runtime_image_directory": str(folder / "images"),
+        **extra,
+    }
+    inventory = {"sparks": {"hosts": hosts, "vars": variables}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    play = {
+        "hosts": "sparks",
+        "gather_facts": False,
+        "any_errors_fatal": True,
+        "vars_files": ["{{ root }}/vars/site.yml", "{{ root }}/vars/releases/current.yml"],
+        "roles": [{"role": "goodput.spark.runtime_image"}],
+    }
+    (folder / "play.yml").write_text(yaml.safe_dump([play]))
+    root = Path(__file__).resolve().parents[2]
+    return run_playbook(folder / "hosts.yml", folder / "play.yml", "--check", "-e", f"root={root}")
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> tuple[str, str]:
+    path = tmp_path / "dynamo.tar"
+    return str(path), oci.write(path, "arm64")[0]
+
+
+def test_a_dry_run_on_clean_hosts_passes(tmp_path: Path, archive: tuple[str, str]) -> None:
+    path, digest = archive
+    done = dry(tmp_path, digest, path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert "Copy the archive from the controller" in done.stdout and done.stdout.count("failed=0") == 2
+    assert not (tmp_path / "images").exists()
+
+
+def test_another_archive_and_none_are_refused_before_anything_is_copied(
+    tmp_path: Path, archive: tuple[str, str]
+) -> None:
+    path, digest = archive
+    other = f"sha256:{'1' * 64}"
+    done = dry(tmp_path, other, path)
+    assert done.returncode != 0 and f"with {digest} (linux/arm64); required: {other}" in " ".join(done.stdout.split())
+    done = dry(tmp_path, digest, "")
+    said = " ".join(done.stdout.split())
+    assert f"found no archive of {digest}, and no such image on spark1, spark2" in said
+    assert "Copy the archive" not in done.stdout
+
+
+def test_a_disk_without_room_is_refused_with_its_numbers(tmp_path: Path, archive: tuple[str, str]) -> None:
+    path, digest = archive
+    done = dry(tmp_path, digest, path, runtime_image_unpacked_gib=10_000_000)
+    said = " ".join(done.stdout.split())
+    assert "spark1: found" in said and "spark2: found" in said and "unpacked 10000000.0" in said
