@@ -17,7 +17,7 @@ from typing import Any
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_cluster import Kubectl
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
 
-FIELD_MANAGER = "goodput"
+APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=goodput", "--validate=strict")
 
 Object = Mapping[str, Any]
 
@@ -100,16 +100,25 @@ class Placer:
         new = self.path.with_name(f"{self.path.name}.new")
         try:
             self.write(new, text)
-            self.kubectl(
-                "apply", "--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}", "--validate=strict",
-                "-f", str(new),
-            )  # fmt: skip
+            self.kubectl(*APPLY, "-f", str(new))
             for item in leftover:
                 self.delete([item])
             os.replace(new, self.path)
         finally:
             new.unlink(missing_ok=True)
         return done
+
+    def accepted(self, objects: Sequence[Object]) -> None:
+        """Ask the API, with its webhooks, whether it would take these objects; nothing is kept.
+
+        :raises K3sError: what it says against them.
+        """
+        asked = self.path.with_name(f"{self.path.name}.asked")
+        self.write(asked, document(objects))
+        try:
+            self.kubectl(*APPLY, "--dry-run=server", "-f", str(asked))
+        finally:
+            asked.unlink(missing_ok=True)
 
     def delete(self, objects: Sequence[Object]) -> None:
         old = self.path.with_name(f"{self.path.name}.old")

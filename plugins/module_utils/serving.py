@@ -25,6 +25,7 @@ PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 PLAIN_WORD = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
 GIB_BYTES = 2**30
+PODS = "kubepods"
 UNPUBLISHED = "Block not published"
 
 Check = dict[str, Any]
@@ -266,7 +267,9 @@ def address_of(text: str) -> str:
 
 
 def unit_of(cgroup: str) -> str:
-    """The innermost service of a /proc/PID/cgroup text."""
+    """The innermost service of a /proc/PID/cgroup text; ``kubepods`` for a process in a pod."""
+    if "/kubepods" in cgroup:
+        return PODS
     names = re.findall(r"/([^/\n]+\.service)(?=/|\n|$)", cgroup)
     return names[-1] if names else ""
 
@@ -326,7 +329,7 @@ def port_checks(wanted: Mapping[int, Mapping[str, str]], found: Sequence[Listene
     rows = []
     for port, use in sorted(wanted.items()):
         unit = use["unit"]
-        foreign = [entry for entry in found if entry.port == port and entry.unit != f"{unit}.service"]
+        foreign = [entry for entry in found if entry.port == port and entry.unit not in (f"{unit}.service", unit)]
         rows.append(
             row(
                 f"port {port}",

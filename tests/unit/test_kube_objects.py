@@ -18,10 +18,10 @@ from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import 
     PlanInputError,
     file_name,
     kube_objects,
-    scale_patch,
 )
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.pods import environment
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.serving_objects import FRONTEND, WORKER
+from ansible_collections.goodput.spark.plugins.module_utils.kube_serving import scale_patch
 from kube_pods import DIGESTS, RELEASES, Object, compared, component, objects_of, one, release, site
 from serving_units import PROFILES, SIZES, Rendered, node
 

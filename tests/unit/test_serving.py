@@ -164,6 +164,18 @@ def test_a_port_may_only_be_held_by_its_own_unit(tmp_path: Path, unit: str, bad:
         assert "pid 42 (nginx)" in checks[0]["found"] and "dynamo_http_port" in checks[0]["remedy"]
 
 
+def test_a_port_of_a_pod_is_ours_on_kubernetes() -> None:
+    in_pod = serving.unit_of(
+        "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-pod1.slice/cri-containerd-2.scope\n"
+    )
+    assert in_pod == "kubepods" == serving.unit_of("0::/kubepods/besteffort/pod1/2\n")
+    wanted = {9090: {"unit": "kubepods", "variable": "nothing"}}
+    held = [serving.Listener("0.0.0.0", 9090, 42, "python3", in_pod)]
+    assert failed(serving.port_checks(wanted, held)) == []
+    foreign = [serving.Listener("0.0.0.0", 9090, 42, "prometheus", "prometheus.service")]
+    assert failed(serving.port_checks(wanted, foreign)) == ["port 9090"]
+
+
 def test_listeners_sees_a_real_socket() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -12,9 +12,9 @@ from typing import Any
 from ..kv_plan.checks import PlanInputError, nearest
 from . import charts
 from .inputs import Choices, choices_from, nodes_from, release_from
-from .serving_objects import WORKER, Serving
+from .serving_objects import Serving
 
-__all__ = ["PARTS", "Choices", "PlanInputError", "file_name", "kube_objects", "scale_patch"]
+__all__ = ["PARTS", "Choices", "PlanInputError", "file_name", "kube_objects"]
 
 #: In the order in which they are applied.
 PARTS = ("device_plugins", "platform", "serving", "monitors")
@@ -68,15 +68,3 @@ def kube_objects(
 def file_name(index: int, item: Mapping[str, Any]) -> str:
     """``03-daemonset-rdma-shared-device-plugin.yaml``: sorted by name, files are in order."""
     return f"{index:02d}-{item['kind'].lower()}-{item['metadata']['name']}.yaml"
-
-
-def scale_patch(graph: Mapping[str, Any], replicas: int) -> list[dict[str, Any]]:
-    """A JSON patch (RFC 6902) that changes only how many workers a graph has.
-
-    Before an update, to zero: a change of the pods makes other ones beside the old, and no GPU is left for them.
-    Replicas do not count as a change.
-    """
-    names = [component["name"] for component in graph["spec"]["components"]]
-    if WORKER not in names:
-        raise PlanInputError("graph", ", ".join(names), f"has no component {WORKER}", "give the graph of kube_objects")
-    return [{"op": "replace", "path": f"/spec/components/{names.index(WORKER)}/replicas", "value": replicas}]
