@@ -26,7 +26,9 @@ options:
     choices: [platform_ready, drained, ready, verified, crds_absent]
     required: true
   objects:
-    description: The objects of the part serving, of the filter P(goodput.spark.kube_objects#filter).
+    description:
+      - The objects of the part serving, of the filter P(goodput.spark.kube_objects#filter).
+      - Without them V(ready) and V(verified) take those that were placed the last time.
     type: list
     elements: dict
     default: []
@@ -81,6 +83,7 @@ done:
   returned: always
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +116,8 @@ def main() -> None:
     placer = Placer(kubectl, Path(params["placed"]))
     result: dict[str, Any] = {"changed": False, "checks": [], "done": []}
     try:
+        if state in ("ready", "verified") and not objects:
+            objects = json.loads(placer.former() or '{"items": []}')["items"]
         if state == "platform_ready":
             logic.wait_platform(kubectl, timeout)
         elif state == "drained":
