@@ -98,6 +98,25 @@ done
 true
 """
 )
+# Only the server has the admin's kubeconfig. Lists of objects, each followed by the separator.
+KUBE = r"""
+[ -r /etc/rancher/k3s/k3s.yaml ] && [ -x /usr/local/bin/k3s ] || exit 0
+timeout 40 /usr/local/bin/k3s kubectl get nodes,pods --all-namespaces -o json; printf '\036'
+timeout 20 /usr/local/bin/k3s kubectl get dynamographdeployments.nvidia.com --all-namespaces -o json 2>/dev/null
+printf '\036'
+"""
+# The endpoint's port is the same on every node.
+KUBE_HTTP = (
+    FUNCTIONS
+    + r"""
+[ -r /etc/rancher/k3s/k3s.yaml ] && [ -x /usr/local/bin/k3s ] || exit 0
+h=$(sed -n 's/^node-ip: *//p' /etc/rancher/k3s/config.yaml | tr -d "'\"")
+set -- $(timeout 20 /usr/local/bin/k3s kubectl get services --all-namespaces -l app.kubernetes.io/part-of=goodput \
+  -o 'jsonpath={.items[*].spec.ports[*].nodePort}')
+[ -z "$1" ] || { u="http://$h:$1"; of goodput-frontend; ask "$u/health" "$u/v1/models" "$u/metrics"; }
+true
+"""
+)
 STATUS = {
     "host": HOST,
     "at_rest": MEMORY_AT_REST,
@@ -109,6 +128,8 @@ STATUS = {
     "processes": PROCESSES,
     "http": HTTP,
     "l2": L2,
+    "kube": KUBE,
+    "kube_http": KUBE_HTTP,
 }
 # Where a client on the first node finds the endpoint; its answers belong to its address instead of a unit.
 ENDPOINT = FUNCTIONS + 'u=$(frontend); [ -z "$u" ] || { of "$u"; ask "$u/health" "$u/v1/models" "$u/metrics"; }; true\n'

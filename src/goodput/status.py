@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import yaml
+from ansible_collections.goodput.spark.plugins.module_utils import kube_status
 from ansible_collections.goodput.spark.plugins.module_utils.rdma_counters import LOSS_COUNTERS, SOURCES
 from ansible_collections.goodput.spark.plugins.module_utils.serving import (
     GIB_BYTES,
@@ -92,7 +93,10 @@ class Node:
 
 @dataclass
 class Site:
-    """What ``goodput status`` shows. ``workers``: {node or address: worker id}; ``figures``: seen by the frontend."""
+    """What ``goodput status`` shows. ``workers``: {node or address: worker id}; ``figures``: seen by the frontend.
+
+    ``cluster``: what Kubernetes says, where a node runs its server.
+    """
 
     nodes: list[Node]
     model: str = ""
@@ -101,6 +105,7 @@ class Site:
     figures: dict[str, float | None] = field(default_factory=dict)
     chosen: str = ""
     arm: arm.Arm | None = None
+    cluster: kube_status.Cluster | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -332,6 +337,18 @@ def parse_node(name: str, address: str, answers: Mapping[str, Result]) -> Node:
     return node
 
 
+def parse_cluster(answer: Result) -> kube_status.Cluster | None:
+    """The answer to ``node_questions.KUBE``; None where no server is."""
+    if not answer.stdout.strip("\n"):
+        return None
+    everything, _, rest = answer.stdout.partition("\x1e")
+    if not everything.strip():
+        why = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
+        return kube_status.Cluster(problems=[f"Kubernetes: {why}; `journalctl -u k3s` on the server"])
+    graphs = rest.partition("\x1e")[0].strip()
+    return kube_status.parse(json.loads(everything), json.loads(graphs) if graphs else {})
+
+
 def _failed(checks: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"{check['check']}: found {check['found']}, required {check['required']}; {check['remedy']}"
@@ -351,19 +368,22 @@ def parse_site(
     frontends: Sequence[Mapping[str, Answer]],
     chosen: str,
     plans: Sequence[Mapping[str, Any]],
+    cluster: kube_status.Cluster | None = None,
 ) -> Site:
     """The whole screen.
 
     :param management: management address of each node.
     :param frontends: the answers of every running frontend.
     :param plans: what ``arm.site_plans`` made of the nodes' memory.
+    :param cluster: of the node that runs the K3s server.
     """
-    site = Site(nodes, chosen=chosen)
+    site = Site(nodes, chosen=chosen, cluster=cluster)
+    site.problems += cluster.problems if cluster else []
     named = {address: name for name, address in management.items()}
     for node in nodes:
         # The error of a session names the node.
         site.problems += [node.error] if node.error else [f"{node.name}: {problem}" for problem in node.problems]
-        if not node.error and not node.units:
+        if not node.error and not node.units and not cluster:
             site.problems.append(f"{node.name}: no goodput unit is installed; run `goodput site`")
     for answers in frontends:
         health, models = answers.get("/health"), answers.get("/v1/models")
@@ -378,15 +398,19 @@ def parse_site(
         if not listed:
             site.problems.append("frontend: no model is listed; `goodput logs worker`")
         site.figures = frontend_figures(node_questions.counters(answers))
-    if not frontends and any(node.units for node in nodes):
+    if not frontends and any(node.units for node in nodes) and not cluster:
         site.problems.append("no frontend runs; `goodput logs frontend`")
     if site.serves:
         site.problems += [
-            f"{node.name}: its worker is not registered with the frontend; `goodput logs worker --node {node.name}`"
+            f"{node.name}: its worker is not registered with the frontend; "
+            + ("see its pod's log" if cluster else f"`goodput logs worker --node {node.name}`")
             for node in nodes
             if not node.error and node.name not in site.workers
         ]
-    site.arm = arm.find(plans, {node.name: node.running for node in nodes if not node.error})
+    in_pods = cluster.running if cluster else {}
+    site.arm = arm.find(
+        plans, {node.name: node.running | in_pods.get(node.name, {}) for node in nodes if not node.error}
+    )
     # A process that is missing has been named above.
     differ = [item for item in (site.arm.differences if site.arm else ()) if item.argument != "process" or item.running]
     if site.arm is not None and differ:
@@ -449,6 +473,7 @@ def look(sessions: Sequence[Session], timeout_s: float) -> Site:
     with ThreadPoolExecutor(len(sessions)) as pool:
         found = list(pool.map(ask, sessions))
     nodes, memory, frontends = [], [], []
+    cluster = None
     for index, (session, answers) in enumerate(zip(sessions, found, strict=True)):
         name, address = session.node.name, session.node.management_address
         if isinstance(answers, str):
@@ -458,8 +483,10 @@ def look(sessions: Sequence[Session], timeout_s: float) -> Site:
         nodes.append(node)
         if node.memory_bytes.get("MemTotal"):
             memory.append(memory_facts(name, index == 0, node, answers["at_rest"].stdout))
-        asked = node_questions.answers(answers["http"].stdout)
-        frontends += [asked[FRONTEND]] if FRONTEND in asked else []
+        for key in ("http", "kube_http"):
+            asked = node_questions.answers(answers[key].stdout)
+            frontends += [asked[FRONTEND]] if FRONTEND in asked else []
+        cluster = cluster or parse_cluster(answers["kube"])
     chosen, plans = arm.site_plans(sessions[0].node.variables, memory) if memory else ("", [])
     management = {node.name: node.address for node in nodes}
-    return parse_site(nodes, management, frontends, chosen, plans)
+    return parse_site(nodes, management, frontends, chosen, plans, cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ansible_collections.goodput.spark.plugins.module_utils.kube_status import Cluster, KubeNode
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -110,6 +111,48 @@ def units_table(nodes: list[Node]) -> Table:
     return table
 
 
+def cluster_nodes_table(cluster: Cluster) -> Table:
+    """Kubernetes' nodes, and what the scheduler may give away on each."""
+    resources = sorted({name for node in cluster.nodes for name in node.gives})
+    columns = ("Kubernetes", "state", "role", "version", "memory for pods", *resources)
+    table = _table(*columns, right=columns[4:])
+    for node in cluster.nodes:
+        table.add_row(
+            node.name,
+            _state(*_node_state(node)),
+            "server" if node.server else "agent",
+            node.version,
+            size(node.memory_bytes),
+            *(_state(node.gives.get(name, "0"), node.gives.get(name, "0") != "0") for name in resources),
+        )
+    return table
+
+
+def _node_state(node: KubeNode) -> tuple[str, bool]:
+    if not node.ready:
+        return "not Ready", False
+    return ("Ready", True) if node.takes_pods else ("cordoned", False)
+
+
+def pods_table(cluster: Cluster) -> Table:
+    table = _table("pod", "node", "ready", "state", "restarts", right=("restarts",))
+    for pod in cluster.pods:
+        table.add_row(
+            f"{pod.namespace}/{pod.name}",
+            pod.node or "-",
+            pod.ready,
+            _state("well" if pod.well else "not well", pod.well),
+            Text(str(pod.restarts), style="yellow" if pod.restarts else ""),
+        )
+    return table
+
+
+def graphs_line(cluster: Cluster) -> Text:
+    if not cluster.graphs:
+        return Text("graph: none is placed")
+    return Text("graph: " + "; ".join(f"{name} {words}" for name, words in cluster.graphs.items()))
+
+
 def _fill(tier: Tier) -> str:
     if tier.capacity_bytes:
         share = "" if tier.used_bytes is None else f" ({percent(tier.used_bytes / tier.capacity_bytes)})"
@@ -183,6 +226,8 @@ def arm_line(site: Site) -> Text:
 def screen(site: Site, title: str) -> RenderableType:
     parts: list[RenderableType] = [Text.assemble((title, "bold"), "   ", headline(site)), arm_line(site)]
     parts.append(nodes_table(site))
+    if site.cluster and site.cluster.nodes:
+        parts += [cluster_nodes_table(site.cluster), pods_table(site.cluster), graphs_line(site.cluster)]
     if any(node.rails for node in site.nodes):
         parts.append(rails_table(site.nodes))
     if any(node.units for node in site.nodes):
