@@ -494,6 +494,11 @@ def instances(health: Any) -> list[dict[str, str]]:
     return sorted(found, key=lambda item: (item["address"], item["id"]))
 
 
+def log_of(unit: str, pods: bool) -> str:
+    """Where a person reads what a program said."""
+    return f"`kubectl logs` of the pods of {unit.removeprefix('goodput-')}" if pods else f"`journalctl -u {unit}`"
+
+
 def frontend_checks(
     health: Answer,
     models: Answer,
@@ -503,15 +508,18 @@ def frontend_checks(
     addresses: Sequence[str],
     allowed: Sequence[str],
     block_size_tokens: int,
+    pods: bool = False,
 ) -> list[Check]:
     """Rows from the frontend's /health, /v1/models and /metrics.
 
     :param addresses: management addresses of the nodes that must have one worker each.
     :param allowed: those that may have one, which is more than ``addresses`` when a play is limited to some nodes.
     :param block_size_tokens: the plan's block; the router drops every event of another size.
+    :param pods: whether they run in pods, which remedies then name instead of units.
     """
+    frontend, worker = log_of("goodput-frontend", pods), log_of("goodput-worker", pods)
     if health.status != 200 or not isinstance(health.json(), dict):
-        return [row("frontend answers", health.words(), "HTTP 200", "read `journalctl -u goodput-frontend`", False)]
+        return [row("frontend answers", health.words(), "HTTP 200", f"read {frontend}", False)]
     found = [entry["address"] for entry in instances(health.json())]
     missing = sorted(set(addresses) - set(found))
     rows = [
@@ -519,7 +527,7 @@ def frontend_checks(
             "one worker on each node",
             ", ".join(found) or "none",
             ", ".join(sorted(addresses)),
-            f"read `journalctl -u goodput-worker` on {', '.join(missing)}"
+            f"read {worker} on {', '.join(missing)}"
             if missing
             else "more workers than nodes: wait until the lease of a dead one ends, or stop the foreign worker",
             not missing and set(found) <= set(allowed) and len(set(found)) == len(found),
@@ -532,7 +540,9 @@ def frontend_checks(
             "model is listed",
             ", ".join(listed) or models.words(),
             model,
-            "the worker must read the model directory; see its journal",
+            f"worker and frontend must read the model directory; read {worker}"
+            if pods
+            else "the worker must read the model directory; see its journal",
             model in listed,
         )
     )
@@ -543,7 +553,8 @@ def frontend_checks(
             "block size of the router, tokens",
             ", ".join(f"{value:g}" for value in blocks) or "no such series",
             block_size_tokens,
-            "the workers' --block-size and the plan's block_size_tokens must agree; restart goodput-worker",
+            "the workers' --block-size and the plan's block_size_tokens must agree; restart "
+            + ("the worker's pods" if pods else "goodput-worker"),
             blocks == [float(block_size_tokens)],
         )
     )

@@ -36,6 +36,7 @@ options:
         C(allowed), the addresses of all nodes, and C(block_size_tokens).
       - With C(ask) one completion of a new prompt that fills two blocks is asked for, and its KV events must have
         reached the router.
+      - With C(pods) remedies name pods instead of units.
     type: dict
   timeout_seconds:
     description: How long to wait for all checks.
@@ -140,6 +141,7 @@ def frontend_rows(wanted: dict[str, Any]) -> list[logic.Check]:
         addresses=[str(address) for address in wanted["addresses"]],
         allowed=[str(address) for address in wanted.get("allowed") or wanted["addresses"]],
         block_size_tokens=int(wanted["block_size_tokens"]),
+        pods=bool(wanted.get("pods")),
     )
 
 
@@ -149,7 +151,10 @@ def completion_rows(wanted: dict[str, Any]) -> tuple[list[logic.Check], dict[str
     before = logic.get(f"{url}/metrics")
     words = chat_probe.words_for(int(wanted["block_size_tokens"]))
     answer = chat_probe.ask(url, str(wanted["model"]), chat_probe.prompt(words))
-    remedy = "read `journalctl -u goodput-frontend` here and `journalctl -u goodput-worker` on every node"
+    pods = bool(wanted.get("pods"))
+    remedy = (
+        f"read {logic.log_of('goodput-frontend', pods)} here and {logic.log_of('goodput-worker', pods)} on every node"
+    )
     rows = [logic.row("streamed completion", answer.reason or answer.state, "ok", remedy, answer.state == "ok")]
     events: list[logic.Check] = []
     for _second in range(10):

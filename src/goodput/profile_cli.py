@@ -27,7 +27,7 @@ profile_app = typer.Typer(help="Serving arrangements: list, show, switch.", no_a
 CHOICE = "group_vars/sparks/goodput-profile.yml"
 HEADER = "# Written by `goodput profile use`; remove the file to go back to group_vars/all.\n"
 # The layers that a profile decides. What stays the same is only verified.
-TAGS = "model_store,lmcache,dynamo,verdict"
+TAGS = "model_store,lmcache,dynamo,kube_serving,verdict"
 
 
 def choice_file(inventory: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def test_a_dry_run_on_clean_hosts_passes(tmp_path: Path, archive: tuple[str, str
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     assert "Copy the archive from the controller" in done.stdout and done.stdout.count("failed=0") == 2
     assert not (tmp_path / "images").exists()
+
+
+def test_a_second_node_fetches_over_the_rails(tmp_path: Path, archive: tuple[str, str]) -> None:
+    """Both hosts are this machine, whose loopback stands for the rail."""
+    path, digest = archive
+    done = dry(tmp_path, digest, path, runtime_image_copy_subnets=["127.0.0.0/8"])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    tasks = dict(
+        re.findall(r"TASK \[goodput.spark.runtime_image : install \| ([^\]]+)\].*\n((?:\w+: \[.*\n)*)", done.stdout)
+    )
+    assert "changed: [spark1]" in tasks["Copy the archive from the controller"]
+    assert "skipping: [spark2]" in tasks["Copy the archive from the controller"]
+    assert "skipping: [spark1]" in tasks["Fetch over the rail"] and "changed: [spark2]" in tasks["Fetch over the rail"]
 
 
 def test_another_archive_and_none_are_refused_before_anything_is_copied(

@@ -307,6 +307,16 @@ def test_get_reports_a_closed_port_and_an_error_status() -> None:
     assert answer.status == 0 and "no answer from" in answer.words()
 
 
+def test_in_pods_remedies_name_pods() -> None:
+    nobody = Answer(0, "no answer")
+    asked: dict[str, Any] = {"model": "m", "addresses": ["10.0.0.1"], "allowed": ["10.0.0.1"], "block_size_tokens": 16}
+    healthy = Answer(200, '{"instances":[]}')
+    for pods, words in ((True, "`kubectl logs` of the pods of"), (False, "`journalctl -u goodput-")):
+        for health in (nobody, healthy):
+            first = serving.frontend_checks(health, nobody, nobody, **asked, pods=pods)[0]
+            assert words in first["remedy"]
+
+
 def test_worker_health_needs_status_and_endpoint() -> None:
     body = '{"status":"ready","endpoints":{"generate":"ready"}}'
     assert failed(serving.worker_checks(Answer(200, body))) == []
