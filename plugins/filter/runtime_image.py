@@ -14,6 +14,12 @@ def runtime_image_lacking(hostvars: Mapping[str, Any], nodes: Sequence[str], reg
     return [name for name in nodes if not hostvars[name][register]["present"]]
 
 
+def runtime_image_holders(hostvars: Mapping[str, Any], nodes: Sequence[str], register: str) -> list[str]:
+    """See runtime_image_holders.yml."""
+    answers = {name: hostvars[name].get(register) or {} for name in nodes}
+    return [name for name, answer in answers.items() if answer.get("manifest") and not answer.get("problem")]
+
+
 def runtime_image_space(
     hostvars: Mapping[str, Any],
     nodes: Sequence[str],
@@ -42,4 +48,8 @@ class FilterModule:
     """Filters of the role runtime_image."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"runtime_image_lacking": runtime_image_lacking, "runtime_image_space": runtime_image_space}
+        return {
+            "runtime_image_holders": runtime_image_holders,
+            "runtime_image_lacking": runtime_image_lacking,
+            "runtime_image_space": runtime_image_space,
+        }

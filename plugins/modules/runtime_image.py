@@ -12,8 +12,8 @@ author: The goodput.spark authors
 description:
   - An image is known by its digest; the reference that pods name is C(NAME@DIGEST).
   - V(archive) reads what an OCI archive holds, on the controller or on a node that has one. V(looked) asks containerd.
-    V(imported) imports an archive if the image is not there, and removes the archive. V(removed) removes every
-    reference of O(name); with O(digest) only those of other images.
+    V(imported) imports an archive if the image is not there, and removes the archive unless O(keep). V(removed) removes
+    every reference of O(name); with O(digest) only those of other images.
 options:
   state:
     description: What to do, as above.
@@ -40,6 +40,10 @@ options:
     description: The archive.
     type: path
     default: ""
+  keep:
+    description: With V(imported), leave the archive.
+    type: bool
+    default: false
   hashed:
     description: With V(archive), also hash the file, as copying it needs.
     type: bool
@@ -117,6 +121,7 @@ def argument_spec() -> dict[str, Any]:
         "platform": {"type": "str", "default": ""},
         "node": {"type": "str", "default": ""},
         "path": {"type": "path", "default": ""},
+        "keep": {"type": "bool", "default": False},
         "hashed": {"type": "bool", "default": False},
     }
 
@@ -165,7 +170,8 @@ def main() -> None:
                 result["changed"] = True
                 if not check:
                     containerd.bring(params["path"], name, digest)
-                    os.unlink(params["path"])
+                    if not params["keep"]:
+                        os.unlink(params["path"])
                     result["present"] = True
             result["checks"] = logic.image_checks(params["node"], there, name, digest, params["platform"])
             result["reason"] = reason(result["checks"])

@@ -16,7 +16,11 @@ import oci
 import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.goodput.spark.plugins.filter.runtime_image import runtime_image_lacking, runtime_image_space
+from ansible_collections.goodput.spark.plugins.filter.runtime_image import (
+    runtime_image_holders,
+    runtime_image_lacking,
+    runtime_image_space,
+)
 from ansible_collections.goodput.spark.plugins.module_utils import k3s_cluster, model_manifest, serving
 from ansible_collections.goodput.spark.plugins.module_utils import runtime_image as r
 from ansible_collections.goodput.spark.plugins.modules import k3s_cluster as cluster_module
@@ -133,6 +137,13 @@ def test_room(free: int, total: int, words: str) -> None:
     assert words in found and bool(found) == bool(words)
 
 
+def test_holders_are_those_whose_archive_is_the_right_one() -> None:
+    answers = {"a": {"manifest": {"x": 1}, "problem": ""}, "b": {"manifest": {}, "problem": ""}, "d": None}
+    answers["c"] = {"manifest": {"x": 1}, "problem": "another image"}
+    hostvars: dict[str, Any] = {name: {"there": answer} for name, answer in answers.items()} | {"e": {}}
+    assert runtime_image_holders(hostvars, list(hostvars), "there") == ["a"]
+
+
 def test_only_nodes_that_lack_the_image_need_room() -> None:
     full = {"present": False, "free_bytes": GIB, "total_bytes": 100 * GIB}
     hostvars = {"spark1": {"look": {**full, "present": True}}, "spark2": {"look": full}}
@@ -213,6 +224,9 @@ def test_the_module_imports_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert dry["changed"] and not dry["present"] and path.exists()
     first = run_module(monkeypatch, ctr, capsys, **given)
     assert first["changed"] and first["present"] and not path.exists()
+    path.write_text("x")
+    kept = run_module(monkeypatch, Ctr(brings=ctr.brings), capsys, keep=True, **given)
+    assert kept["changed"] and path.exists()
     second = run_module(monkeypatch, ctr, capsys, **given)
     assert not second["changed"] and second["reason"] == ""
 

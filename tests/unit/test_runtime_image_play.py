@@ -68,6 +68,22 @@ def test_a_second_node_fetches_over_the_rails(tmp_path: Path, archive: tuple[str
     assert "skipping: [spark1]" in tasks["Fetch over the rail"] and "changed: [spark2]" in tasks["Fetch over the rail"]
 
 
+def test_a_node_that_has_the_archive_shares_it(tmp_path: Path, archive: tuple[str, str]) -> None:
+    """Built on the first node: it needs no copy, and the second one fetches; without a common rail there is no way."""
+    path, digest = archive
+    own = tmp_path / "own/runtime-image"
+    own.mkdir(parents=True)
+    Path(path).rename(own / "image.tar")
+    directory = f"{{{{ (inventory_hostname == 'spark1') | ternary('{tmp_path}/own', '{tmp_path}/images') }}}}"
+    done = dry(tmp_path, digest, "", runtime_image_directory=directory, runtime_image_copy_subnets=["127.0.0.0/8"])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    fetch = done.stdout.partition("Fetch over the rail")[2].partition("TASK")[0]
+    assert "skipping: [spark1]" in fetch and "changed: [spark2]" in fetch
+    assert (own / "image.tar").exists()
+    done = dry(tmp_path, digest, "", runtime_image_directory=directory)
+    assert "found the archive on spark1 and no common rail with spark2" in " ".join(done.stdout.split())
+
+
 def test_another_archive_and_none_are_refused_before_anything_is_copied(
     tmp_path: Path, archive: tuple[str, str]
 ) -> None:
