@@ -147,3 +147,35 @@ def test_what_runs_with_other_settings_is_restarted_and_nothing_else(pair: dict[
     # A unit that only does not start at boot is enabled, not restarted.
     disabled = render(tmp_path, seen={"units": {"agent": off, "server": off}}, **same)
     assert (disabled["spark1"]["settled"], disabled["spark1"]["restart"]) == (False, False)
+
+
+def test_everything_after_preflight_passes_dry(tmp_path: Path) -> None:
+    """Every task's arguments are filled in, with what two nodes would have answered; no node is touched."""
+    hosts = {
+        f"spark{number}": {
+            "goodput_management_address": f"10.0.0.{number}",
+            "__k3s_facts": {"node": facts(number)},
+            "__k3s_probe": {**probe(number), "images_sha256": ""},
+        }
+        for number in (1, 2)
+    }
+    (tmp_path / "hosts.yml").write_text(
+        yaml.safe_dump({"sparks": {"hosts": hosts, "vars": {"ansible_connection": "local"}}})
+    )
+    parts = ("install", "configure", "start", "kubeconfig", "verify")
+    file = {"sha256": "0" * 64, "path": "/cache/k3s"}
+    play = {
+        "hosts": "all",
+        "gather_facts": False,
+        "vars_files": [str(ROOT / "vars/site.yml"), str(ROOT / "vars/releases/current.yml")],
+        "vars": {"__k3s_cached": {"files": {"aarch64": {"binary": file, "images": file}}}},
+        "tasks": [
+            {"ansible.builtin.include_vars": {"file": str(ROLE / "vars/config_keys.yml")}},
+            *({"ansible.builtin.import_role": {"name": "goodput.spark.k3s", "tasks_from": part}} for part in parts),
+        ],
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    extra = {"goodput_plan": PLAN, "k3s_kubeconfig": str(tmp_path / "kubeconfig")}
+    done = run_playbook(tmp_path / "hosts.yml", tmp_path / "play.yml", "--check", "-e", json.dumps(extra))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert done.stdout.count("failed=0") == 2 and "Write the kubelet's drop-in" in done.stdout

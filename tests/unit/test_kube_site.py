@@ -97,3 +97,19 @@ def test_playbooks_hand_the_objects_to_the_role(tmp_path: Path) -> None:
     done = run_playbook(tmp_path / "hosts.yml", tmp_path / "play.yml", "-e", "k3s_server_node=spark1")
     assert "spark1: HelmChart ConfigMap DaemonSet" in done.stdout, done.stdout + done.stderr
     assert "spark2: HelmChart" in run_playbook(tmp_path / "hosts.yml", tmp_path / "play.yml").stdout
+
+
+def test_a_dry_run_of_the_device_plugins_passes_on_clean_hosts(tmp_path: Path) -> None:
+    play = yaml.safe_load((ROOT / "playbooks/device_plugins.yml").read_text())[-1] | {"become": False}
+    play["vars_files"] = [str(ROOT / "vars/site.yml"), str(ROOT / "vars/releases/current.yml")]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    hosts = {f"spark{n}": {"goodput_rails": answer(n)} for n in (1, 2)}
+    digests = {"digests": {"rdma_device_plugin": f"sha256:{'1' * 64}"}}
+    variables = {"ansible_connection": "local", "goodput_kube_choices": digests}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"sparks": {"hosts": hosts, "vars": variables}}))
+    done = run_playbook(tmp_path / "hosts.yml", tmp_path / "play.yml", "--check", "-e", "goodput_engine=vllm")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert "configure | Place the objects" in done.stdout
+    # The simulated engine needs no device.
+    done = run_playbook(tmp_path / "hosts.yml", tmp_path / "play.yml", "--check", "-e", "goodput_engine=mocker")
+    assert done.returncode == 0 and "changed=0" in done.stdout and "ok=0" in done.stdout

@@ -26,3 +26,9 @@ def test_imported_playbooks_exist() -> None:
     for path in [ROOT / "site.yml", *ROOT.glob("playbooks/*.yml"), *ROOT.glob("extensions/molecule/*/*.yml")]:
         for target in re.findall(r"import_playbook: (\S+)", path.read_text()):
             assert (path.parent / target).is_file(), f"{path.relative_to(ROOT)}: {target}"
+
+
+def test_ansible_managed_stands_in_templates_only() -> None:
+    """Ansible gives it a value there alone; in the content of a task it ends the play."""
+    tasks = [path for path in sorted((ROOT / "roles").rglob("*.yml")) if "ansible_managed" in path.read_text()]
+    assert [str(path.relative_to(ROOT)) for path in tasks] == []
