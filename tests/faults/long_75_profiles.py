@@ -31,7 +31,7 @@ def deep(pair: Pair, layer: str) -> None:
 def former(pair: Pair) -> Iterator[dict[str, str]]:
     """sha256 of everything of ours on each node before the first switch."""
     yield {node: pair.sh(node, OURS) for node in NODES}
-    choice = INVENTORY / "group_vars/sparks/goodput-profile.yml"
+    choice = INVENTORY / "group_vars/sparks/zz-goodput-profile.yml"
     if choice.exists():
         use(pair, "virtual").succeeded()
         choice.unlink()
