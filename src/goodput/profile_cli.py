@@ -41,10 +41,11 @@ def _refuse_hidden(target: Path) -> None:
     folder = target.parent
     for name in (folder, *(folder.with_suffix(suffix) for suffix in (".yml", ".yaml", ".json"))):
         if name.is_file():
+            file, aside = cli.shown(name), cli.shown(name.with_name("main.yml"))
             cli.could_not_run(
-                f"found {cli.shown(name)}; required: variables of the group in a folder, because Ansible would no longer "
-                f"read this file beside {cli.shown(target)}; fix: mv {cli.shown(name)} {cli.shown(name)}.tmp && "
-                f"mkdir {cli.shown(folder)} && mv {cli.shown(name)}.tmp {cli.shown(folder)}/main.yml"
+                f"found {file}; required: the group's variables in a folder, because Ansible would no longer read this "
+                f"file beside {cli.shown(target)}; fix: mv {file} {aside} && mkdir {cli.shown(folder)} && "
+                f"mv {aside} {cli.shown(folder)}/"
             )
 
 
