@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 from conftest import INVENTORY, Outcome, Pair
-from watch import Traffic, record, until
+from watch import Traffic, record, until, workers_listed
 
 NODES = ("spark1", "spark2")
 # What an arrangement leaves on a node, but for when it was written.
@@ -25,6 +26,15 @@ def units(pair: Pair, node: str) -> set[str]:
 def deep(pair: Pair, layer: str) -> None:
     argv = ["python", "-m", "goodput.verify", "--inventory", str(INVENTORY), "--deep", "--layer", layer]
     pair.command(*argv).succeeded()
+
+
+def restart_frontend(pair: Pair) -> None:
+    pair.sh("spark1", "systemctl restart goodput-frontend")
+    until(pair, "spark1", "curl -sf -m 5 --noproxy '*' http://127.0.0.1:8000/v1/models | grep -q owned_by")
+    begin = time.monotonic()
+    while workers_listed(pair) < len(NODES):
+        assert time.monotonic() - begin < 120, "both workers in /health"
+        time.sleep(1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,13 +65,37 @@ def test_the_router_alone_and_back_gives_the_same_bytes(pair: Pair, former: dict
     traffic.start()
     use(pair, "virtual-router").succeeded()
     seen = traffic.stop()
-    record("profile use virtual-router", seen, 0, 0)
+    record("profile use virtual-router", seen, 0, None)
     # The frontend's own restart turns clients away at the door; nothing that it took in is lost.
     assert all("refused" in problem or "503" in problem for problem in seen.problems), seen
     for node in NODES:
         assert not units(pair, node) & {"goodput-lmcache.service", "goodput-coordinator.service"}
     use(pair, "virtual").succeeded()
     assert {node: pair.sh(node, OURS) for node in NODES} == former
+
+
+@pytest.mark.fault("router without KV events")
+@pytest.mark.parametrize("mode", ["events off", "load alone"], ids=["events off", "round robin"])
+def test_a_router_that_does_not_look_at_caches_is_named(pair: Pair, mode: str) -> None:
+    folder = "/etc/systemd/system/goodput-frontend.service.d"
+    text = "[Service]\nEnvironment=DYN_ROUTER_USE_KV_EVENTS=false"
+    if mode == "load alone":
+        line = pair.sh("spark1", "systemctl cat goodput-frontend | grep ^ExecStart=").strip()
+        text = f"[Service]\nExecStart=\n{line.replace('--router-mode kv', '--router-mode round-robin')}"
+    pair.sh(
+        "spark1", f"mkdir -p {folder}; cat > {folder}/somebody.conf <<'UNIT'\n{text}\nUNIT\nsystemctl daemon-reload"
+    )
+    try:
+        restart_frontend(pair)
+        # The processes alone are healthy: it takes requests to see the difference.
+        argv = ["python", "-m", "goodput.verify", "--inventory", str(INVENTORY), "--deep", "--layer", "router"]
+        layer = pair.verify("dynamo")[0] if mode == "events off" else pair.command(*argv)
+        assert layer.rc == 1, layer.text[-3000:]
+        print(layer.text[-1500:])
+    finally:
+        pair.sh("spark1", f"rm -r {folder}; systemctl daemon-reload")
+        restart_frontend(pair)
+    deep(pair, "router")
 
 
 def test_a_smaller_cache_restarts_lmcache_alone_and_its_cap_holds(pair: Pair) -> None:

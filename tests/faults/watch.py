@@ -123,10 +123,11 @@ def seed(pair: Pair, node: str, count: int = 4) -> list[str]:
     return names
 
 
-def record(fault: str, seen: Seen, again_seconds: float, lost: int) -> None:
-    """Keep the figures of one fault, for the table in docs/serving.md."""
+def record(fault: str, seen: Seen, again_seconds: float, lost: int | None) -> None:
+    """Keep the figures of one fault, for the table in docs/serving.md (tools/fault_table.py writes it)."""
     rows = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    rows.pop(fault, None)
     rows[fault] = {**asdict(seen), "again_seconds": round(again_seconds, 1), "objects_lost": lost}
     Path(FIGURES).parent.mkdir(parents=True, exist_ok=True)
-    FIGURES.write_text(json.dumps(rows, indent=2, sort_keys=True) + "\n")
+    FIGURES.write_text(json.dumps(rows, indent=2) + "\n")
     print(f"{fault}: {rows[fault]}")
