@@ -66,8 +66,8 @@ def test_the_router_alone_and_back_gives_the_same_bytes(pair: Pair, former: dict
     use(pair, "virtual-router").succeeded()
     seen = traffic.stop()
     record("profile use virtual-router", seen, 0, None)
-    # The frontend's own restart turns clients away at the door (404: before it has heard of the model again); nothing that
-    # it took in is lost.
+    # The frontend's own restart turns clients away at the door (404: before it has heard of the model again); nothing
+    # that it took in is lost.
     assert all(any(word in problem for word in ("refused", "404", "503")) for problem in seen.problems), seen
     for node in NODES:
         assert not units(pair, node) & {"goodput-lmcache.service", "goodput-coordinator.service"}
