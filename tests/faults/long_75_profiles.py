@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
 import pytest
 from conftest import INVENTORY, Outcome, Pair
-from watch import Traffic, record, until, workers_listed
+from watch import Traffic, overridden, record, until, workers_listed
 
 NODES = ("spark1", "spark2")
 # What an arrangement leaves on a node, but for when it was written.
@@ -23,9 +24,12 @@ def units(pair: Pair, node: str) -> set[str]:
     return set(pair.sh(node, "systemctl list-units --plain --no-legend 'goodput-*.service' | cut -d' ' -f1").split())
 
 
+def proof(pair: Pair, layer: str) -> Outcome:
+    return pair.command("python", "-m", "goodput.verify", "--inventory", str(INVENTORY), "--deep", "--layer", layer)
+
+
 def deep(pair: Pair, layer: str) -> None:
-    argv = ["python", "-m", "goodput.verify", "--inventory", str(INVENTORY), "--deep", "--layer", layer]
-    pair.command(*argv).succeeded()
+    proof(pair, layer).succeeded()
 
 
 def restart_frontend(pair: Pair) -> None:
@@ -54,8 +58,11 @@ def test_peers_read_from_each_other_and_outlive_the_coordinator(pair: Pair, form
     # While the coordinator is away each server goes on alone; both find each other again when it is back.
     address = pair.hosts["spark1"]["goodput_management_address"]
     state = f"curl -sf -m 5 --noproxy '*' http://{address}:9500/status | grep -q"
-    pair.sh("spark1", "systemctl kill -s KILL goodput-coordinator")
+    pair.sh("spark1", "systemctl stop goodput-coordinator")
     until(pair, "spark1", f'{state} \'"p2p_state": *"unregistered"\'')
+    alone = proof(pair, "peers")
+    assert alone.rc == 1 and "unregistered" in alone.text, alone.text[-3000:]
+    pair.sh("spark1", "systemctl start goodput-coordinator; systemctl kill -s KILL goodput-coordinator")
     until(pair, "spark1", f'{state} \'"p2p_state": *"registered"\'')
     deep(pair, "peers")
 
@@ -89,8 +96,7 @@ def test_a_router_that_does_not_look_at_caches_is_named(pair: Pair, mode: str) -
     try:
         restart_frontend(pair)
         # The processes alone are healthy: it takes requests to see the difference.
-        argv = ["python", "-m", "goodput.verify", "--inventory", str(INVENTORY), "--deep", "--layer", "router"]
-        layer = pair.verify("dynamo")[0] if mode == "events off" else pair.command(*argv)
+        layer = pair.verify("dynamo")[0] if mode == "events off" else proof(pair, "router")
         assert layer.rc == 1, layer.text[-3000:]
         print(layer.text[-1500:])
     finally:
@@ -112,6 +118,13 @@ def test_a_smaller_cache_restarts_lmcache_alone_and_its_cap_holds(pair: Pair) ->
         assert after.pop("lmcache") != before[node]["lmcache"]
         assert after == {name: pid for name, pid in before[node].items() if name != "lmcache"}
     deep(pair, "capacity")
+    # Without its eviction block the same server goes on beyond its cap, and the proof says so.
+    line = pair.sh("spark1", "systemctl cat goodput-lmcache | grep ^ExecStart=/usr/bin/python3").strip()
+    unbounded = re.sub(r',\\*"eviction\\*":{[^}]*}', "", line)
+    assert unbounded != line
+    with overridden(pair, "spark1", f"[Service]\nExecStart=\n{unbounded}"):
+        suite = proof(pair, "capacity")
+    assert suite.rc == 1 and "bytes" in suite.text, suite.text[-3000:]
     pair.command(*play).succeeded()
 
 

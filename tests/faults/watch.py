@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,26 @@ def until(pair: Pair, node: str, command: str, seconds: float = 600) -> float:
         assert time.monotonic() - begin < seconds, f"{node}: not within {seconds:.0f} s: {command}"
         time.sleep(1)
     return time.monotonic() - begin
+
+
+def restart(pair: Pair, node: str) -> None:
+    """LMCache's server, until it answers."""
+    pair.sh(node, "systemctl restart goodput-lmcache")
+    address = pair.hosts[node]["goodput_management_address"]
+    until(pair, node, f"curl -sf -m 5 --noproxy '*' http://{address}:9500/healthcheck")
+
+
+@contextmanager
+def overridden(pair: Pair, node: str, text: str) -> Iterator[None]:
+    """LMCache on one node with these lines after its unit's own, and without them again."""
+    folder = "/etc/systemd/system/goodput-lmcache.service.d"
+    pair.sh(node, f"mkdir -p {folder}; cat > {folder}/somebody.conf <<'UNIT'\n{text}\nUNIT\nsystemctl daemon-reload")
+    try:
+        restart(pair, node)
+        yield
+    finally:
+        pair.sh(node, f"rm -r {folder}; systemctl daemon-reload")
+        restart(pair, node)
 
 
 def workers_listed(pair: Pair) -> int:
