@@ -88,7 +88,7 @@ def stages() -> list[Stage]:
         Stage("molecule default", ["molecule", "test", "-s", "default", "--destroy=never"], env_file=True),
         Stage("molecule power", ["molecule", "test", "-s", "power", "--destroy=never"], env_file=True),
         Stage("molecule serving", ["molecule", "test", "-s", "serving", "--destroy=never"], env_file=True),
-        Stage("faults", ["pytest", "tests/faults", "-q", "-rs", "-x"], env_file=True),
+        Stage("faults", ["pytest", "tests/faults", "-q", "-rs", "-x", "--durations=12"], env_file=True),
         Stage("long", long, True, optional="40 minutes: `make test STAGES=long` on a converged pair"),
         Stage("core-next-converge", [f"{NEXT_VENV}/bin/ansible-playbook", *play[1:], "playbooks/host.yml"], True, why),
         Stage("reset", ["molecule", "cleanup", "-s", "serving"], env_file=True),
@@ -126,7 +126,9 @@ def counts(text: str) -> dict[str, int]:
 
 
 # What Ansible prints around a failure and explains nothing: its place, the source beside it, times, paths.
-NOISE = re.compile(r"Origin:|/|\d+( |$)|\^ column|- \S+$|(changed|delta|end|start|stderr_lines|stdout_lines|cmd|rc)\b|E$")
+NOISE = re.compile(
+    r"Origin:|/|\d+( |$)|\^ column|- \S+$|(changed|delta|end|start|stderr_lines|stdout_lines|cmd|rc)\b|E$"
+)
 
 
 def failures(text: str) -> list[str]:

@@ -559,14 +559,15 @@ def frontend_checks(
         )
     )
     sources = values(known, "dynamo_component_router_kv_zmq_ingress_sources", state="active")
-    if sources:
+    if sources or reports_ingress(metrics):
         rows.append(
             row(
                 "workers whose KV events the router receives",
-                f"{max(sources):g}",
+                f"{max(sources):g}" if sources else "none: it does not listen",
                 len(found),
-                "the event plane must be zmq everywhere; see DYN_EVENT_PLANE_HOST in /etc/goodput/dynamo.env",
-                max(sources) == len(found),
+                "KV events on (no --no-router-kv-events, no DYN_ROUTER_USE_KV_EVENTS=false) and the event plane zmq "
+                "everywhere; see DYN_EVENT_PLANE_HOST in /etc/goodput/dynamo.env",
+                bool(sources) and max(sources) == len(found),
             )
         )
     return rows
@@ -589,15 +590,28 @@ def applied_events(metrics: Answer) -> tuple[float, float]:
     return good, sum(s.value for s in stored) - good
 
 
+def reports_ingress(metrics: Answer) -> bool:
+    """Whether this Dynamo counts what reaches its router over zmq (1.6.1 does)."""
+    return any("_zmq_ingress_" in s.name for s in samples(metrics.text))
+
+
 def event_checks(before: Answer, after: Answer) -> list[Check]:
     """/metrics before and after a completion of a new prompt: its blocks must have reached the router's index.
 
-    Only growth counts. After a restart of a worker some older events name blocks that the router does not know.
+    Only growth counts. After a restart of a worker some older events name blocks that the router does not know. With KV
+    events switched off the router applies its own guesses and counts them as events (1.6.1: one a request), so where it
+    counts batches from workers, too, those must grow.
     """
     (good_before, bad_before), (good, bad) = applied_events(before), applied_events(after)
+    found, ok = f"{good - good_before:g} applied, {bad - bad_before:g} not usable", good > good_before
+    if reports_ingress(after):
+        then, now = (
+            sum(values(samples(answer.text), "dynamo_component_router_kv_zmq_ingress_batches_total"))
+            for answer in (before, after)
+        )
+        found, ok = f"{now - then:g} batches from workers, {found}", ok and now > then
     remedy = "without events the router guesses; read the frontend's journal for the endpoint it can not reach"
-    found = f"{good - good_before:g} applied, {bad - bad_before:g} not usable"
-    return [row("KV events of the completion", found, "at least 1 applied", remedy, good > good_before)]
+    return [row("KV events of the completion", found, "at least 1 applied, from a worker", remedy, ok)]
 
 
 L1_MEMORY = ("storage_manager", "l1_manager_config", "memory_config")

@@ -24,7 +24,8 @@ from goodput.runner import ROOT, Request
 
 profile_app = typer.Typer(help="Serving arrangements: list, show, switch.", no_args_is_help=True)
 
-CHOICE = "group_vars/sparks/goodput-profile.yml"
+# Ansible reads a group's folder in alphabetical order and the last file wins.
+CHOICE = "group_vars/sparks/zz-goodput-profile.yml"
 HEADER = "# Written by `goodput profile use`; remove the file to go back to group_vars/all.\n"
 # The layers that a profile decides. What stays the same is only verified.
 TAGS = "model_store,lmcache,dynamo,kube_serving,verdict"
@@ -33,6 +34,19 @@ TAGS = "model_store,lmcache,dynamo,kube_serving,verdict"
 def choice_file(inventory: Path) -> Path:
     """Where the choice of this inventory is kept: beside a file, inside a directory."""
     return (inventory if inventory.is_dir() else inventory.parent) / CHOICE
+
+
+def _refuse_hidden(target: Path) -> None:
+    """Ansible reads a group's folder or its file, never both: a new folder would hide every choice in the file."""
+    folder = target.parent
+    for name in (folder, *(folder.with_suffix(suffix) for suffix in (".yml", ".yaml", ".json"))):
+        if name.is_file():
+            file, aside = cli.shown(name), cli.shown(name.with_name("main.yml"))
+            cli.could_not_run(
+                f"found {file}; required: the group's variables in a folder, because Ansible would no longer read this "
+                f"file beside {cli.shown(target)}; fix: mv {file} {aside} && mkdir {cli.shown(folder)} && "
+                f"mv {aside} {cli.shown(folder)}/"
+            )
 
 
 def configured(inventory: Path) -> str:
@@ -94,6 +108,8 @@ def use(
     """Plan, show what changes, drain, restart, and verify from the running processes that this profile serves."""
     path = cli.find_inventory(inventory, as_json=as_json)
     _refuse_unknown(profile)
+    target = choice_file(path)
+    _refuse_hidden(target)
     former = configured(path)
     if former and former != profile and not as_json:
         try:
@@ -105,9 +121,10 @@ def use(
     command = f"profile use {profile}"
     outcome, _ = cli.play(command, request, resume=f"goodput {command}", as_json=as_json)
     if outcome.ok:
-        target = choice_file(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(HEADER + yaml.safe_dump({"goodput_profile": profile}))
+        if configured(path) != profile:
+            print(f"something else names {configured(path)} and wins over {cli.shown(target)}", file=sys.stderr)
         if not as_json:
             cli.terminal(quiet=False).print(Text(f"kept in {cli.shown(target)}"))
     elif not as_json and former and former != profile:

@@ -6,17 +6,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from conftest import Pair
-from watch import seed, stored, until
+from conftest import INVENTORY, Pair
+from watch import overridden, restart, seed, stored
 
 NODE = "spark2"
 MOUNT = "/srv/goodput/l2"
-HEALTHY = "curl -sf -m 5 --noproxy '*' http://{address}:9500/healthcheck"
-
-
-def restart(pair: Pair) -> None:
-    pair.sh(NODE, "systemctl restart goodput-lmcache")
-    until(pair, NODE, HEALTHY.format(address=pair.hosts[NODE]["goodput_management_address"]))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +48,7 @@ def test_read_only_l2_is_named(pair: Pair, objects: dict[str, str]) -> None:
 def test_a_short_object_goes_at_the_next_start(pair: Pair, objects: dict[str, str]) -> None:
     short = sorted(objects)[0]
     pair.sh(NODE, f"truncate -s 4096 {short}")
-    restart(pair)
+    restart(pair, NODE)
     report = json.loads(pair.sh(NODE, "cat /run/goodput-lmcache/l2.json"))
     assert report["state"] == "warm" and [short.rpartition("/")[2]] == report["partial"], report
     assert stored(pair, NODE) == {name: digest for name, digest in objects.items() if name != short}
@@ -66,29 +60,30 @@ def test_a_deleted_directory_is_named_and_made_again(pair: Pair, objects: dict[s
     pair.sh(NODE, f"mv {directory} {MOUNT}/aside")
     suite, failures = pair.verify("lmcache")
     assert suite.rc == 1 and NODE in {failure["node"] for failure in failures}, suite.text[-3000:]
-    restart(pair)
+    restart(pair, NODE)
     pair.verify("lmcache")[0].succeeded()
     pair.sh(NODE, f"rm -rf {directory} && mv {MOUNT}/aside {directory}")
+
+
+def test_the_proof_of_the_tiers_notices_an_empty_l2(pair: Pair) -> None:
+    """What went down must come back after a restart: here every start loses it."""
+    with overridden(pair, NODE, f"[Service]\nExecStartPre=/usr/bin/find {MOUNT} -name *.data -delete"):
+        suite = pair.command(
+            "python", "-m", "goodput.verify", "--inventory", str(INVENTORY), "--deep", "--layer", "tiers"
+        )
+    assert suite.rc == 1 and "tokens found after a restart" in suite.text, suite.text[-3000:]
 
 
 @pytest.mark.fault("server of another arrangement")
 def test_other_arguments_than_the_plan_are_named(pair: Pair) -> None:
     """Another chunk size and another hash on one node: its objects would be found by nobody else."""
-    unit = "/etc/systemd/system/goodput-lmcache.service.d/somebody.conf"
     line = pair.sh(NODE, "systemctl cat goodput-lmcache | grep ^ExecStart=/usr/bin/python3").strip()
     changed = line.replace("--chunk-size 256", "--chunk-size 512 --hash-algorithm sha256_cbor")
     assert changed != line
-    folder = unit.rpartition("/")[0]
-    text = f"[Service]\nExecStart=\n{changed}"
-    pair.sh(NODE, f"mkdir -p {folder}; cat > {unit} <<'UNIT'\n{text}\nUNIT\nsystemctl daemon-reload")
-    try:
-        restart(pair)
+    with overridden(pair, NODE, f"[Service]\nExecStart=\n{changed}"):
         suite, failures = pair.verify("lmcache")
         assert suite.rc == 1, suite.text[-3000:]
         assert any("sha256_cbor" in str(failure["found"]) for failure in failures if failure["node"] == NODE), failures
-    finally:
-        pair.sh(NODE, f"rm -r {folder}; systemctl daemon-reload")
-        restart(pair)
     pair.verify("lmcache")[0].succeeded()
 
 

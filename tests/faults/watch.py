@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,26 @@ def until(pair: Pair, node: str, command: str, seconds: float = 600) -> float:
     return time.monotonic() - begin
 
 
+def restart(pair: Pair, node: str) -> None:
+    """LMCache's server, until it answers."""
+    pair.sh(node, "systemctl restart goodput-lmcache")
+    address = pair.hosts[node]["goodput_management_address"]
+    until(pair, node, f"curl -sf -m 5 --noproxy '*' http://{address}:9500/healthcheck")
+
+
+@contextmanager
+def overridden(pair: Pair, node: str, text: str) -> Iterator[None]:
+    """LMCache on one node with these lines after its unit's own, and without them again."""
+    folder = "/etc/systemd/system/goodput-lmcache.service.d"
+    pair.sh(node, f"mkdir -p {folder}; cat > {folder}/somebody.conf <<'UNIT'\n{text}\nUNIT\nsystemctl daemon-reload")
+    try:
+        restart(pair, node)
+        yield
+    finally:
+        pair.sh(node, f"rm -r {folder}; systemctl daemon-reload")
+        restart(pair, node)
+
+
 def workers_listed(pair: Pair) -> int:
     """Workers that the frontend can send requests to."""
     text = pair.sh("spark1", f"curl -sS -m 10 --noproxy '*' {URL}/health", check=False)
@@ -123,10 +144,11 @@ def seed(pair: Pair, node: str, count: int = 4) -> list[str]:
     return names
 
 
-def record(fault: str, seen: Seen, again_seconds: float, lost: int) -> None:
-    """Keep the figures of one fault, for the table in docs/serving.md."""
+def record(fault: str, seen: Seen, again_seconds: float, lost: int | None) -> None:
+    """Keep the figures of one fault, for the table in docs/serving.md (tools/fault_table.py writes it)."""
     rows = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    rows.pop(fault, None)
     rows[fault] = {**asdict(seen), "again_seconds": round(again_seconds, 1), "objects_lost": lost}
     Path(FIGURES).parent.mkdir(parents=True, exist_ok=True)
-    FIGURES.write_text(json.dumps(rows, indent=2, sort_keys=True) + "\n")
+    FIGURES.write_text(json.dumps(rows, indent=2) + "\n")
     print(f"{fault}: {rows[fault]}")

@@ -38,6 +38,26 @@ def test_the_choice_lies_beside_an_inventory_file_as_beside_its_folder(inventory
     assert profile_cli.choice_file(inventory) == profile_cli.choice_file(inventory / "hosts.yml")
 
 
+def test_the_choice_wins_over_the_other_files_of_the_group(inventory: Path) -> None:
+    choice = profile_cli.choice_file(inventory)
+    choice.parent.mkdir(parents=True)
+    (choice.parent / "main.yml").write_text("goodput_profile: virtual\n")
+    choice.write_text("goodput_profile: super-recommended\n")
+    assert profile_cli.configured(inventory) == "super-recommended"
+
+
+def test_a_file_that_the_choice_would_hide_is_refused(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ansible reads group_vars/sparks/ or group_vars/sparks.yml, never both."""
+    monkeypatch.setattr(cli, "execute", lambda *_, **__: pytest.fail("a play was started"))
+    folder = profile_cli.choice_file(inventory).parent
+    folder.parent.mkdir()
+    hidden = folder.with_suffix(".yml")
+    hidden.write_text("goodput_profile: virtual\n")
+    answer = CliRunner().invoke(cli.app, ["profile", "use", "virtual", "-i", str(inventory)])
+    assert answer.exit_code == 2 and str(hidden.name) in answer.stderr and "mkdir" in answer.stderr
+    assert not folder.exists() and hidden.read_text() == "goodput_profile: virtual\n"
+
+
 def test_an_unknown_profile_is_refused_with_the_nearest_name(inventory: Path) -> None:
     answer = CliRunner().invoke(cli.app, ["profile", "use", "super-recomended", "-i", str(inventory)])
     assert answer.exit_code == 2 and "super-recommended" in answer.stderr

@@ -341,6 +341,31 @@ def test_events_must_grow() -> None:
     assert failed(stuck) == ["KV events of the completion"] and stuck[0]["found"] == "0 applied, 3 not usable"
 
 
+# What else a router that counts its ingress shows, with KV events off too.
+INGRESS = 'dynamo_component_router_active_sequence_zmq_ingress_sources{worker_id="a"} 2\n'
+
+
+def ingress(good: int, batches: int | None) -> Answer:
+    counted = "" if batches is None else f"dynamo_component_router_kv_zmq_ingress_batches_total {batches}\n"
+    return Answer(200, events(good, 0).text + INGRESS + counted)
+
+
+def test_a_guess_of_the_router_is_no_event() -> None:
+    assert failed(serving.event_checks(ingress(1, 1), ingress(2, 2))) == []
+    for before, after in ((ingress(1, None), ingress(2, None)), (ingress(1, 4), ingress(2, 4))):
+        [guess] = serving.event_checks(before, after)
+        assert (
+            failed([guess]) == ["KV events of the completion"] and "0 batches from workers, 1 applied" in guess["found"]
+        )
+
+
+def test_a_router_that_does_not_listen_is_named() -> None:
+    deaf = Answer(200, "\n".join(line for line in metrics().text.splitlines() if "kv_zmq_ingress" not in line) + "\n")
+    assert failed(frontend(metrics=deaf)) == []
+    [row] = [row for row in frontend(metrics=Answer(200, deaf.text + INGRESS)) if not row["ok"]]
+    assert row["check"] == "workers whose KV events the router receives" and "does not listen" in row["found"]
+
+
 def test_samples_read_labels_with_escapes_and_exponents() -> None:
     found = serving.samples('# HELP x y\na{l="q\\"u",m="2"} 1.5e3\nb 4\nc{} NaN\nbroken\n')
     assert [(sample.name, sample.labels) for sample in found] == [("a", {"l": 'q\\"u', "m": "2"}), ("b", {}), ("c", {})]
