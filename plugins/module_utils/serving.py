@@ -592,7 +592,7 @@ def applied_events(metrics: Answer) -> tuple[float, float]:
 
 def reports_ingress(metrics: Answer) -> bool:
     """Whether this Dynamo counts what reaches its router over zmq (1.6.1 does)."""
-    return any("_zmq_ingress_" in s.name for s in samples(metrics.text))
+    return metrics.status == 200 and any("_zmq_ingress_" in s.name for s in samples(metrics.text))
 
 
 def event_checks(before: Answer, after: Answer) -> list[Check]:
