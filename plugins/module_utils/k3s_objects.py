@@ -18,6 +18,7 @@ from ansible_collections.goodput.spark.plugins.module_utils.k3s_cluster import K
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
 
 APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=goodput", "--validate=strict")
+MANAGED_BY = "app.kubernetes.io/managed-by"
 
 Object = Mapping[str, Any]
 
@@ -97,6 +98,7 @@ class Placer:
         done = [f"applied {len(objects)} objects"] + [f"deleted {' '.join(key(item)[1:])}" for item in leftover]
         if check:
             return done
+        self.refuse_foreign([item for item in objects if item["kind"] == "Namespace"])
         new = self.path.with_name(f"{self.path.name}.new")
         try:
             self.write(new, text)
@@ -107,6 +109,21 @@ class Placer:
         finally:
             new.unlink(missing_ok=True)
         return done
+
+    def refuse_foreign(self, namespaces: Sequence[Object]) -> None:
+        """A namespace is deleted with all that is in it, so none is taken over.
+
+        :raises K3sError: one that is there without our label.
+        """
+        for item in namespaces:
+            name, wanted = item["metadata"]["name"], item["metadata"].get("labels", {}).get(MANAGED_BY)
+            text = self.kubectl("get", "namespace", name, "--ignore-not-found", "-o", "json")
+            there = json.loads(text) if text.strip() else {}
+            if there and there["metadata"].get("labels", {}).get(MANAGED_BY) != wanted:
+                raise K3sError(
+                    f"found namespace {name}, which somebody else made; required: one of its own, because it is "
+                    "deleted with everything in it; fix: another name in goodput_kube_choices.namespace, or delete it"
+                )
 
     def accepted(self, objects: Sequence[Object]) -> None:
         """Ask the API, with its webhooks, whether it would take these objects; nothing is kept.

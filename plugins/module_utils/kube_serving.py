@@ -261,8 +261,10 @@ class Graph:
         return found[0] if found else {}
 
     def pods(self, kubectl: Kubectl, component: str = "") -> list[dict[str, Any]]:
+        """Those that may run. One that has ended (evicted, or rejected at boot before a device plugin was up) stays."""
         label = f"{LABEL},{COMPONENT}={component}" if component else LABEL
-        return items(kubectl, "pods", "-n", self.namespace, "-l", label)
+        found = items(kubectl, "pods", "-n", self.namespace, "-l", label)
+        return [pod for pod in found if pod.get("status", {}).get("phase") not in ("Failed", "Succeeded")]
 
 
 def template(component: Object) -> Any:
@@ -319,7 +321,7 @@ def drain(
     """End the workers before others come: there is no second GPU, and a pod beside the old one waits for ever.
 
     The new graph is accepted by the API before the old workers end. Replicas do not count as a change of a graph.
-    Returns whether workers were, or would be, ended.
+    The time is never shorter than the workers' grace period. Returns whether workers were, or would be, ended.
 
     :raises K3sError: a graph that is refused, workers that do not end.
     """
@@ -337,6 +339,8 @@ def drain(
     patch = json.dumps(scale_patch(live, 0))
     kubectl("patch", GRAPHS, graph.name, "-n", graph.namespace, "--type=json", "-p", patch)
     placer.write(placer.path, with_replicas(former, graph, graph.live(kubectl)))
+    graces = (pod["spec"].get("terminationGracePeriodSeconds", 0) for pod in graph.pods(kubectl, WORKER))
+    timeout_seconds = max([timeout_seconds, *graces])
     end = time.monotonic() + timeout_seconds
     while pods := graph.pods(kubectl, WORKER):
         if time.monotonic() >= end:
@@ -487,6 +491,22 @@ def running_checks(pods: Sequence[Object], objects: Sequence[Object], nodes: Seq
     return rows
 
 
+def settled_checks(
+    kubectl: Kubectl,
+    objects: Sequence[Object],
+    nodes: Sequence[str],
+    timeout_seconds: float,
+    poll_seconds: float = POLL_SECONDS,
+) -> list[Check]:
+    """``running_checks``, once all are good or the time is over: a pod of before may still be ready after a change."""
+    graph, end = Graph.among(objects), time.monotonic() + timeout_seconds
+    while True:
+        checks = running_checks(graph.pods(kubectl), objects, nodes)
+        if all(check["ok"] for check in checks) or time.monotonic() >= end:
+            return checks
+        time.sleep(poll_seconds)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Away with it
 # --------------------------------------------------------------------------------------------------------------------
@@ -506,8 +526,8 @@ def remove_crds(kubectl: Kubectl, check: bool = False) -> list[str]:
         left = [f"{one['metadata']['namespace']}/{name_of(one)}" for one in items(kubectl, GRAPHS, "--all-namespaces")]
         if left:
             raise K3sError(
-                f"found graphs {', '.join(left)}; required: none, because they would go with the operator's CRDs; "
-                "fix: delete them, or leave the operator"
+                f"found graphs {', '.join(left)}; required: none, because they would go with the CRDs; "
+                "fix: delete them, or leave the operator (--skip-tags kube_serving)"
             )
     if names and not check:
         kubectl("delete", "crd", "--ignore-not-found", *names)

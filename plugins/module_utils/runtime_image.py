@@ -10,7 +10,6 @@ its own, which then is the only reference.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -30,7 +29,6 @@ INDEX = "index.json"
 MODEL = "runtime-image"
 # A look, then 23 GB that are read, hashed and unpacked.
 LOOK_SECONDS, IMPORT_SECONDS = 120.0, 3600.0
-ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
 
 
 class ImageError(ValueError):
@@ -139,11 +137,6 @@ def archive_problem(archive: Archive, digest: str, platform: str) -> str:
             f"fix: build it for the nodes (--platform {platform})"
         )
     return ""
-
-
-def sha256_of(path: str) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 # --------------------------------------------------------------------------------------------------------------------

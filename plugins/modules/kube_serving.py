@@ -17,7 +17,7 @@ description:
     takes the new ones, and waits until they are gone. It changes nothing where no worker runs.
   - V(ready) waits until the graph is Ready with all pods; else it says which component, which event, which log lines.
   - V(verified) compares arguments, variables and image of every container with O(objects), and the workers' nodes with
-    O(nodes).
+    O(nodes), until all agree or the time is over.
   - V(crds_absent) deletes the operator's CRDs, unless somebody else's graphs would go with them.
 options:
   state:
@@ -127,8 +127,7 @@ def main() -> None:
         elif state == "ready":
             logic.wait_graph(kubectl, objects, timeout)
         elif state == "verified":
-            pods = logic.Graph.among(objects).pods(kubectl)
-            result["checks"] = logic.running_checks(pods, objects, params["nodes"])
+            result["checks"] = logic.settled_checks(kubectl, objects, params["nodes"], timeout)
         elif Path(BINARY).exists():
             names = logic.remove_crds(kubectl, bool(check))
             result |= {"changed": bool(names), "done": [f"deleted CRD {name}" for name in names]}

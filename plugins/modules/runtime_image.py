@@ -108,6 +108,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.goodput.spark.plugins.module_utils import runtime_image as logic
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_node import BINARY, DATA_DIR
+from ansible_collections.goodput.spark.plugins.module_utils.model_manifest import sha256_of
 from ansible_collections.goodput.spark.plugins.module_utils.serving import reason
 
 SOCKET = "/run/k3s/containerd/containerd.sock"
@@ -156,7 +157,8 @@ def main() -> None:
             archive = logic.read_archive(params["path"])
             result["images"] = {one: list(platforms) for one, platforms in archive.images.items()}
             result["problem"] = logic.archive_problem(archive, digest, params["platform"])
-            sha256 = logic.sha256_of(params["path"]) if params["hashed"] and not result["problem"] else "0" * 64
+            hashed = params["hashed"] and not result["problem"]
+            sha256 = sha256_of(os.path.realpath(params["path"])) if hashed else "0" * 64
             result["manifest"] = archive.as_model(digest, sha256)
         elif state == "removed":
             # Without a running containerd there is nobody to ask; what K3s leaves is the role k3s's to remove.

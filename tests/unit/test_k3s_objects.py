@@ -58,6 +58,24 @@ def test_a_second_run_changes_nothing(placer: o.Placer, cluster: Cluster) -> Non
     assert cluster.asked == ["apply", "get"]
 
 
+def test_a_namespace_of_somebody_else_is_not_taken_over(tmp_path: Path) -> None:
+    asked: list[str] = []
+    there: dict[str, Any] = {"metadata": {"name": "x", "labels": {"kubernetes.io/metadata.name": "x"}}}
+
+    def run(argv: Sequence[str], **_: object) -> tuple[int, str, str]:
+        asked.append(argv[2])
+        return (0, json.dumps(there), "") if argv[2:4] == ["get", "namespace"] else (0, "", "")
+
+    ours = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "x", "labels": {o.MANAGED_BY: "goodput"}}}
+    placer = o.Placer(Kubectl(run=run), tmp_path / "serving.json")
+    with pytest.raises(K3sError, match="found namespace x, which somebody else made"):
+        placer.present([ours])
+    assert asked == ["get"] and not placer.path.exists()
+    # One that a broken-off run of ours made.
+    there["metadata"]["labels"][o.MANAGED_BY] = "goodput"
+    assert placer.present([ours]) == ["applied 1 objects"]
+
+
 def test_an_object_that_somebody_deleted_comes_back(placer: o.Placer, cluster: Cluster) -> None:
     placer.present([thing("a"), thing("b")])
     cluster.there.remove("ConfigMap/b")

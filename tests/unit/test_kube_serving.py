@@ -264,6 +264,33 @@ def test_other_workers_end_the_old_ones_first(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [record.path]
 
 
+def test_a_pod_of_before_has_time_to_go() -> None:
+    old = pod("frontend", "spark1")
+    old["spec"]["containers"][0]["args"] = ["--of-before"]
+    cluster = Cluster(graphs=[live()], pods=[*pods()[1:], old])
+    asked = iter([[*pods()[1:], old], pods()])
+
+    def run(argv: Sequence[str], timeout_seconds: float = 0) -> tuple[int, str, str]:
+        cluster.kinds["pods"] = next(asked)
+        return cluster(argv, timeout_seconds)
+
+    checks = s.settled_checks(Kubectl(run=run), objects(), ["spark1", "spark2"], 60, poll_seconds=0)
+    assert all(check["ok"] for check in checks)
+
+
+def test_a_pod_that_has_ended_is_no_worker(tmp_path: Path) -> None:
+    """After a reboot a rejected pod stays beside the one that took its place; nothing deletes it at once."""
+    rejected = pod("worker", "spark1", ready=False, phase="Failed", reason="UnexpectedAdmissionError")
+    cluster = Cluster(graphs=[live()], pods=[*pods(), rejected])
+    graph = s.Graph.among(objects())
+    checks = s.running_checks(graph.pods(cluster.kubectl()), objects(), ["spark1", "spark2"])
+    assert [check["check"] for check in checks if not check["ok"]] == []
+    cluster.ending = False
+    cluster.kinds["pods"] = [rejected, pod("worker", "spark2", ready=False, phase="Succeeded")]
+    record = placer(cluster, tmp_path, objects())
+    assert not s.drain(cluster.kubectl(), s.Graph.among(objects("--model", "other")), record, 0)
+
+
 def test_a_run_that_was_broken_off_after_the_drain_is_repeated_by_the_next(tmp_path: Path) -> None:
     cluster = Cluster(graphs=[live()], pods=pods())
     record = placer(cluster, tmp_path, objects())

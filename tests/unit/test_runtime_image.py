@@ -110,7 +110,9 @@ def test_a_tag_is_no_identity(name: str, digest: str, words: str) -> None:
 
 def test_the_archive_travels_as_a_model_does(tmp_path: Path) -> None:
     (digest,) = oci.write(tmp_path / "image.tar", "arm64")
-    given = r.read_archive(str(tmp_path / "image.tar")).as_model(digest, r.sha256_of(str(tmp_path / "image.tar")))
+    given = r.read_archive(str(tmp_path / "image.tar")).as_model(
+        digest, model_manifest.sha256_of(str(tmp_path / "image.tar"))
+    )
     (model,) = model_manifest.models_of([given])
     folder = tmp_path / model.name
     folder.mkdir()
