@@ -255,6 +255,11 @@ class Graph:
     def components(self) -> dict[str, Object]:
         return {str(one["name"]): one for one in self.item["spec"]["components"]}
 
+    @property
+    def grace_seconds(self) -> int:
+        """How long a worker may take to stop."""
+        return int(self.components[WORKER]["podTemplate"]["spec"].get("terminationGracePeriodSeconds", 0))
+
     def live(self, kubectl: Kubectl) -> dict[str, Any]:
         """What the cluster has under this name; {} if nothing."""
         found = items(kubectl, GRAPHS, self.name, "-n", self.namespace)
@@ -321,7 +326,7 @@ def drain(
     """End the workers before others come: there is no second GPU, and a pod beside the old one waits for ever.
 
     The new graph is accepted by the API before the old workers end. Replicas do not count as a change of a graph.
-    The time is never shorter than the workers' grace period. Returns whether workers were, or would be, ended.
+    Returns whether workers were, or would be, ended.
 
     :raises K3sError: a graph that is refused, workers that do not end.
     """
@@ -339,8 +344,6 @@ def drain(
     patch = json.dumps(scale_patch(live, 0))
     kubectl("patch", GRAPHS, graph.name, "-n", graph.namespace, "--type=json", "-p", patch)
     placer.write(placer.path, with_replicas(former, graph, graph.live(kubectl)))
-    graces = (pod["spec"].get("terminationGracePeriodSeconds", 0) for pod in graph.pods(kubectl, WORKER))
-    timeout_seconds = max([timeout_seconds, *graces])
     end = time.monotonic() + timeout_seconds
     while pods := graph.pods(kubectl, WORKER):
         if time.monotonic() >= end:
