@@ -201,7 +201,7 @@ def test_ctrl_c_ends_the_children_and_says_how_to_go_on(site: Path) -> None:
     assert re.search(r"INTERRUPTED: goodput try after 0:\d\d in layer First play \(Wait\)", text)
     assert f"\n  goodput try -i {site}/inventory -e seconds={NAP}\n" in text
     assert json.loads((site / "state/runs/latest/summary.json").read_text())["reason"] == "interrupted"
-    _wait_for(lambda: not _ours(site), 20)
+    _wait_for(lambda: not _ours(site), 60)
 
 
 def test_svg_is_written(site: Path) -> None:
