@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import INVENTORY, Outcome, Pair
-from watch import Traffic, overridden, record, until, workers_listed
+from watch import Traffic, overridden, proof, record, until, workers_listed
 
 NODES = ("spark1", "spark2")
 # What an arrangement leaves on a node, but for when it was written.
@@ -22,10 +22,6 @@ def use(pair: Pair, profile: str, *arguments: str) -> Outcome:
 
 def units(pair: Pair, node: str) -> set[str]:
     return set(pair.sh(node, "systemctl list-units --plain --no-legend 'goodput-*.service' | cut -d' ' -f1").split())
-
-
-def proof(pair: Pair, layer: str) -> Outcome:
-    return pair.command("python", "-m", "goodput.verify", "--inventory", str(INVENTORY), "--deep", "--layer", layer)
 
 
 def deep(pair: Pair, layer: str) -> None:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from conftest import INVENTORY, Pair
-from watch import overridden, restart, seed, stored
+from conftest import Pair
+from watch import overridden, proof, restart, seed, stored
 
 NODE = "spark2"
 MOUNT = "/srv/goodput/l2"
@@ -68,9 +68,7 @@ def test_a_deleted_directory_is_named_and_made_again(pair: Pair, objects: dict[s
 def test_the_proof_of_the_tiers_notices_an_empty_l2(pair: Pair) -> None:
     """What went down must come back after a restart: here every start loses it."""
     with overridden(pair, NODE, f"[Service]\nExecStartPre=/usr/bin/find {MOUNT} -name *.data -delete"):
-        suite = pair.command(
-            "python", "-m", "goodput.verify", "--inventory", str(INVENTORY), "--deep", "--layer", "tiers"
-        )
+        suite = proof(pair, "tiers")
     assert suite.rc == 1 and "tokens found after a restart" in suite.text, suite.text[-3000:]
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from conftest import ROOT, Pair
+from conftest import INVENTORY, ROOT, Outcome, Pair
 
 FIGURES = ROOT / ".goodput/test/serving-faults.json"
 URL = "http://127.0.0.1:8000"
@@ -97,6 +97,11 @@ def until(pair: Pair, node: str, command: str, seconds: float = 600) -> float:
         assert time.monotonic() - begin < seconds, f"{node}: not within {seconds:.0f} s: {command}"
         time.sleep(1)
     return time.monotonic() - begin
+
+
+def proof(pair: Pair, layer: str) -> Outcome:
+    """`goodput verify --deep` of one tier."""
+    return pair.command("python", "-m", "goodput.verify", "--inventory", str(INVENTORY), "--deep", "--layer", layer)
 
 
 def restart(pair: Pair, node: str) -> None:
