@@ -686,6 +686,21 @@ def test_kept_data_and_edited_files_are_warned_about_once(tree: Tree) -> None:
 # two roles ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_shared_folder_goes_though_its_first_role_was_reset_alone_and_came_back(tree: Tree) -> None:
+    def claim(role: str) -> None:
+        tree.claim(role, directories=["/srv/shared", f"/srv/shared/{role}"])
+        tree.at(f"/srv/shared/{role}").mkdir(parents=True)
+
+    tree.at("/srv").mkdir(exist_ok=True)
+    claim("one")
+    claim("two")
+    m.undo(tree.host, "one")
+    claim("one")
+    m.undo(tree.host, "two")
+    m.undo(tree.host, "one")
+    assert not tree.at("/srv/shared").exists()
+
+
 @pytest.mark.parametrize("order", [("one", "two"), ("two", "one")])
 def test_a_shared_item_is_undone_with_the_last_role(tree: Tree, order: tuple[str, str]) -> None:
     tree.write("/etc/shared", "stock")
