@@ -142,8 +142,22 @@ class Placer:
         self.write(old, document(objects))
         try:
             self.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", str(old))
+        except K3sError as error:
+            raise K3sError(
+                f"found {self.left(old)} after the deletion; required: nothing; fix: journalctl -u k3s; what has a "
+                "finalizer waits for its operator (kubectl describe); where the whole cluster is to go, reset with "
+                f"goodput_reset_forget_objects=true\n{error}"
+            ) from error
         finally:
             old.unlink(missing_ok=True)
+
+    def left(self, path: Path) -> str:
+        try:
+            return (
+                " ".join(self.kubectl("get", "--ignore-not-found", "-o", "name", "-f", str(path)).split()) or "nothing"
+            )
+        except K3sError:
+            return "no answer of the API"
 
     def absent(self, cluster: bool, check: bool = False) -> list[str]:
         """Delete what was placed, last first. Without a cluster only the file goes."""

@@ -64,12 +64,30 @@ def items(kubectl: Kubectl, *words: str) -> list[dict[str, Any]]:
     return list(found["items"]) if "items" in found else [found] if found else []
 
 
+def chart_problem(kubectl: Kubectl, chart: Object) -> str:
+    """Whether Helm has yet to install what the chart now is; "" if it has. Until then the former operator looks ready.
+
+    K3s's Helm controller makes another job for a chart that changed (k3s-io/helm-controller,
+    pkg/controllers/chart/chart.go); the API server notes when each field was changed last.
+    """
+    changed = max(str(one["time"]) for one in chart["metadata"].get("managedFields", []) if "f:spec" in one["fieldsV1"])
+    name = str(chart.get("status", {}).get("jobName", ""))
+    jobs = items(kubectl, "job", name, "-n", SYSTEM) if name else []
+    if not jobs:
+        return f"chart {CHART} without a job"
+    if jobs[0]["metadata"]["creationTimestamp"] < changed:
+        return f"job {name} from before the last change of chart {CHART}"
+    return "" if jobs[0].get("status", {}).get("succeeded") else f"job {name} not done"
+
+
 def platform_problem(kubectl: Kubectl) -> tuple[str, bool]:
     """(what the platform still lacks, whether waiting is useless); "" with CRDs Established and the operator up."""
-    for chart in items(kubectl, "helmchart", CHART, "-n", SYSTEM):
+    for chart in items(kubectl, "helmchart", CHART, "-n", SYSTEM, "--show-managed-fields"):
         for one in chart.get("status", {}).get("conditions", []):
             if one["type"] == "Failed" and one["status"] == "True":
                 return f"chart {CHART} failed: {one.get('message', '')}", True
+        if problem := chart_problem(kubectl, chart):
+            return problem, False
     there = {crd["metadata"]["name"]: condition(crd, "Established") for crd in items(kubectl, "crd", *CRDS)}
     for name in CRDS:
         if there.get(name) != "True":

@@ -230,8 +230,17 @@ class Containerd:
         self("images", "tag", "--force", same, reference)
 
     def remove(self, name: str, keep: str = "", check: bool = False) -> list[str]:
-        """Take every reference of this name away, but not those of the digest ``keep``; what went, or would."""
-        refs = [i.ref for i in self.images() if named(i) == name and not (keep and i.digest == keep)]
+        """Take every reference of this name away, but not those of the digest ``keep``; what went, or would.
+
+        The kubelet's side of containerd keeps a reference of its own (``sha256:`` and the configuration's digest). It
+        would hold the layers; it goes where no other name holds the same image.
+        """
+        there = self.images()
+        mine = [i for i in there if named(i) == name and not (keep and i.digest == keep)]
+        ids = [i for i in there if DIGEST.match(i.ref)]
+        others = {i.digest for i in there if i not in mine and i not in ids}
+        free = {i.digest for i in mine} - others
+        refs = [i.ref for i in mine] + [i.ref for i in ids if i.digest in free]
         if refs and not check:
             self("images", "remove", "--sync", *refs, timeout_seconds=IMPORT_SECONDS)
         return refs

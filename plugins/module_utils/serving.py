@@ -566,7 +566,7 @@ def frontend_checks(
                 f"{max(sources):g}" if sources else "none: it does not listen",
                 len(found),
                 "KV events on (no --no-router-kv-events, no DYN_ROUTER_USE_KV_EVENTS=false) and the event plane zmq "
-                "everywhere; see DYN_EVENT_PLANE_HOST in /etc/goodput/dynamo.env",
+                "everywhere; see DYN_EVENT_PLANE_HOST (/etc/goodput/dynamo.env, or the pod's env)",
                 bool(sources) and max(sources) == len(found),
             )
         )

@@ -29,6 +29,10 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  forget:
+    description: With V(absent), delete only what this node remembers; for a cluster that no longer answers and goes.
+    type: bool
+    default: false
   timeout_seconds:
     description: How long one call of kubectl may take.
     type: int
@@ -77,6 +81,7 @@ def argument_spec() -> dict[str, Any]:
         "name": {"type": "str", "required": True},
         "objects": {"type": "list", "elements": "dict", "default": []},
         "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        "forget": {"type": "bool", "default": False},
         "timeout_seconds": {"type": "int", "default": 300},
         "folder": {"type": "path", "default": "/etc/goodput/kubernetes"},
     }
@@ -94,7 +99,7 @@ def main() -> None:
         if params["state"] == "present":
             done = placer.present(params["objects"], bool(module.check_mode))
         else:
-            done = placer.absent(Path(BINARY).exists(), bool(module.check_mode))
+            done = placer.absent(Path(BINARY).exists() and not params["forget"], bool(module.check_mode))
     except K3sError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=bool(done), done=done)

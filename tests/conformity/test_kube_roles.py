@@ -108,10 +108,22 @@ def everything_up(kubectl: Kubectl, folder: Path, objects: list[Object]) -> None
     )
 
 
+def install_chart(kubectl: Kubectl) -> None:
+    """What K3s's Helm controller leaves: a job that is done, and its name."""
+    name = f"helm-install-{s.CHART}"
+    kubectl("delete", "job", name, "-n", s.SYSTEM, "--ignore-not-found")
+    kubectl("create", "job", name, "-n", s.SYSTEM, "--image=x")
+    status(kubectl, "job", name, s.SYSTEM, succeeded=1)
+    status(kubectl, "helmchart", s.CHART, s.SYSTEM, jobName=name)
+
+
 def test_the_operator_is_waited_for_and_explained(kubectl: Kubectl, tmp_path: Path) -> None:
     chart = kube_objects({}, site(2), release("current"), {"digests": DIGESTS}, ["platform"])
     placed = k3s_objects.Placer(kubectl, tmp_path / "platform.json")
     placed.present(chart)
+    with pytest.raises(K3sError, match="chart dynamo-platform without a job after 0 s"):
+        s.wait_platform(kubectl, 0)
+    install_chart(kubectl)
     with pytest.raises(K3sError, match="no Deployment in dynamo-system after 0 s"):
         s.wait_platform(kubectl, 0)
     kubectl("create", "namespace", s.PLATFORM_NAMESPACE)

@@ -114,6 +114,25 @@ def test_absent_takes_away_what_was_placed_last_first(placer: o.Placer, cluster:
     assert placer.absent(cluster=True) == []
 
 
+def test_what_does_not_go_is_named_with_the_way_out(placer: o.Placer, cluster: Cluster) -> None:
+    placer.present([thing("a")])
+    answer = cluster.__call__
+
+    def stuck(argv: Sequence[str], **more: Any) -> tuple[int, str, str]:
+        return (1, "", "timed out waiting") if argv[2] == "delete" else answer(argv, **more)
+
+    placer.kubectl = Kubectl(run=stuck)
+    with pytest.raises(
+        K3sError, match=r"found ConfigMap/a after the deletion.*goodput_reset_forget_objects=true\n.*timed out"
+    ):
+        placer.absent(cluster=True)
+    placer.kubectl = Kubectl(run=lambda *_, **__: (1, "", "refused"))
+    with pytest.raises(K3sError, match="found no answer of the API after the deletion"):
+        placer.absent(cluster=True)
+    # Still known: nothing is lost.
+    assert placer.path.exists()
+
+
 def test_without_a_cluster_only_the_record_goes(placer: o.Placer, cluster: Cluster) -> None:
     placer.present([thing("a")])
     cluster.asked.clear()

@@ -116,7 +116,14 @@ def live(**status: Any) -> Object:
 def platform() -> Cluster:
     crds = [named(name, status=conditions(Established="True")) for name in s.CRDS]
     operator = named("dynamo-operator", status=conditions(Available="True"))
-    return Cluster(crd=crds, deployment=[operator], helmchart=[named(s.CHART, status={"jobName": "helm-install-x"})])
+    chart = named(s.CHART, status={"jobName": "helm-install-x"})
+    chart["metadata"]["managedFields"] = [
+        {"manager": "kubectl", "time": "2026-01-01T00:00:05Z", "fieldsV1": {"f:spec": {}}},
+        {"manager": "k3s", "time": "2026-01-01T00:09:00Z", "fieldsV1": {"f:status": {}}},
+    ]
+    job = named("helm-install-x", status={"succeeded": 1})
+    job["metadata"]["creationTimestamp"] = "2026-01-01T00:00:06Z"
+    return Cluster(crd=crds, deployment=[operator], helmchart=[chart], job=[job])
 
 
 def test_an_operator_that_serves_is_waited_for_no_longer() -> None:
@@ -161,6 +168,20 @@ def test_a_failed_chart_is_not_waited_for() -> None:
     cluster.kinds["helmchart"][0]["status"]["conditions"] = [failed]
     with pytest.raises(K3sError, match="found chart dynamo-platform failed: chart not found; required"):
         s.wait_platform(cluster.kubectl(), 3600)
+
+
+def test_an_operator_from_before_the_charts_last_change_is_not_the_one_asked_for() -> None:
+    cluster = platform()
+    job = cluster.kinds["job"][0]
+    job["metadata"]["creationTimestamp"] = "2026-01-01T00:00:04Z"
+    with pytest.raises(K3sError, match="job helm-install-x from before the last change of chart dynamo-platform after"):
+        s.wait_platform(cluster.kubectl(), 0)
+    job["metadata"]["creationTimestamp"], job["status"] = "2026-01-01T00:00:05Z", {"active": 1}
+    with pytest.raises(K3sError, match="job helm-install-x not done"):
+        s.wait_platform(cluster.kubectl(), 0)
+    cluster.kinds["job"] = []
+    with pytest.raises(K3sError, match="chart dynamo-platform without a job"):
+        s.wait_platform(cluster.kubectl(), 0)
 
 
 def test_an_api_that_is_away_for_a_moment_ends_no_wait() -> None:

@@ -199,6 +199,13 @@ def test_removal_touches_only_this_name() -> None:
     assert ctr.images == there[2:]
 
 
+def test_the_kubelets_own_reference_goes_with_the_last_name_of_an_image() -> None:
+    kept = [("goodput.local/xy:1", B, "x"), (f"sha256:{'2' * 64}", B, "x")]
+    ctr = Ctr((f"{NAME}@{A}", A, "x"), (f"{NAME}:1", B, "x"), (f"sha256:{'1' * 64}", A, "x"), *kept)
+    r.Containerd(ctr).remove(NAME)
+    assert ctr.images == kept
+
+
 def test_a_failed_call_says_what_was_called_and_why() -> None:
     with pytest.raises(r.ImageError, match="`k3s ctr images list` ended with 1: no such socket"):
         r.Containerd(lambda argv, timeout_seconds: (1, "", "no such socket")).images()
