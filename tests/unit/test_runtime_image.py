@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -292,11 +293,16 @@ def test_the_recipe_takes_nothing_as_the_newest_and_asserts() -> None:
     assert re.search(r"RUN python3 /tmp/assert_image.py .*ai-dynamo==\$\{DYNAMO\}", text)
 
 
-def test_the_recipes_assertions_end_a_build() -> None:
+def test_the_recipes_assertions_end_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A dependency that --no-deps left out.
+    (tmp_path / "lmcache").write_text("#!/bin/sh\n[ $1 = server ] || { echo no module aiofile >&2; exit 1; }\n")
+    (tmp_path / "lmcache").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     spec = importlib.util.spec_from_file_location("assert_image", FILES / "assert_image.py")
     assert spec and spec.loader
     built = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(built)
     said = "\n".join(built.problems([f"pyyaml=={yaml.__version__}", "pytest==0.1", "nothing==1"]))
+    assert "lmcache server" not in said and "found `lmcache coordinator --help`: no module aiofile; required" in said
     assert "no lmcache.cuda_ops" in said and "no nixl" in said and "no ucx_info" in said
     assert "found pytest" in said and "required: 0.1" in said and "found nothing none" in said and "pyyaml" not in said
