@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from goodput.soak import MIB, Request, Sample, percentile
+from goodput.soak import MIB, Request, Sample, growth, percentile
 
 # Okabe and Ito's colours: distinct for everybody.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
@@ -99,16 +99,18 @@ def _rates(axes: Any, requests: Sequence[Request], seconds: float) -> None:
 
 
 def _memory(axes: Any, samples: Sequence[Sample], warm_up_seconds: float) -> None:
-    series: dict[tuple[str, str, int], list[Sample]] = {}
+    seen: dict[tuple[str, str, int], list[Sample]] = {}
     for each in samples:
-        series.setdefault((each.node, each.unit, each.pid), []).append(each)
+        seen.setdefault((each.node, each.unit, each.pid), []).append(each)
+    # A helper that came and went between two samples is no line.
+    series = {process: found for process, found in seen.items() if len(found) > 1}
+    grown = {(row.node, row.unit, row.pid): row.growth_bytes for row in growth(samples, warm_up_seconds)}
     units = list(dict.fromkeys(unit for _node, unit, _pid in series))
     nodes = list(dict.fromkeys(node for node, _unit, _pid in series))
-    for (node, unit, _pid), found in series.items():
+    for (node, unit, pid), found in series.items():
         colour = COLOURS[units.index(unit) % len(COLOURS)]
         style = ("-", "--", ":", "-.")[nodes.index(node) % 4]
-        grown = (found[-1].rss_bytes - found[0].rss_bytes) / MIB
-        label = f"{unit.removeprefix('goodput-')} on {node} ({grown:+.1f} MiB)"
+        label = f"{unit.removeprefix('goodput-')} on {node} ({grown[node, unit, pid] / MIB:+.1f} MiB)"
         y = [each.rss_bytes / MIB for each in found]
         axes.plot([each.seconds for each in found], y, style, color=colour, marker=".", markersize=4, label=label)
     axes.axvline(warm_up_seconds, color="grey", linewidth=0.8)

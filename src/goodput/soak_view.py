@@ -29,6 +29,9 @@ def report(summary: Mapping[str, Any], folder: str) -> RenderableType:
         memory.add_column(name, justify="left" if name in ("memory, MiB", "node", "program") else "right")
     allowed = summary["options"]["max_growth_mib"]
     for row in summary["memory"]:
+        if not row["lasted"] and row["start_bytes"] == row["end_bytes"]:
+            # A helper that was seen once.
+            continue
         grown = row["growth_bytes"] / MIB
         style = "dim" if not row["lasted"] else "bold red" if grown > allowed else ""
         sizes = (f"{row[key] / MIB:.1f}" for key in ("start_bytes", "warm_bytes", "end_bytes"))
