@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from lmcache_client import UNIT, Tier, grown
 
+# What the transfer engines write of connections and reads that failed.
+TROUBLE = "Rail paused|Handshake rejected|Transfer failed|Transfer timed out"
+
 pytestmark = pytest.mark.unit(UNIT)
 
 
@@ -32,6 +35,9 @@ def test_a_chunk_of_the_peer_is_read(host: Any, peer: Any, sh: Callable[..., Any
         hits = got["lookup_hit_l1_tokens"] + got["lookup_hit_l2_tokens"]
         check(hits, 2 * here.expected_tokens, log, what="tokens found")
         check(loaded.checksums, stored.checksums, "what was read is not what was stored", what="checksums")
+        # A read that is repeated over another way may be answered by the first one, too late and at the wrong place.
+        trouble = f"journalctl -q --no-pager -u {UNIT} --since @{here.began} -g '{TROUBLE}' -o cat | tail -n 3"
+        check(here.run(trouble).stdout.splitlines(), [], "look at the rails; see docs/serving.md", what="failed transfers")
     finally:
         here.remove()
         there.remove()

@@ -242,10 +242,15 @@ def lmcache_env(ctx: Context) -> dict[str, str]:
     """Environment of LMCache's processes: that of all, and what they read each other's memory with."""
     lmcache, values = ctx.profile.lmcache, env(ctx)
     peers = lmcache.enabled and lmcache.p2p.enabled
+    store = lmcache.enabled and lmcache.l2.adapter == "mooncake_store"
+    if store:
+        # Each rail has its own subnet. Without this Mooncake's engine also connects one rail to the other, which can not
+        # work; seen on the pair, and a read whose rail was paused then brought wrong bytes (docs/serving.md).
+        values["MC_ENABLE_DEST_DEVICE_AFFINITY"] = "1"
     if peers and lmcache.p2p.transfer_engine == "mooncake_te":
-        # Without a GPU there is no NIXL here; Mooncake's engine reads over TCP unless told otherwise.
-        values["MC_TE_PROTOCOL"] = "tcp"
-    elif peers or (lmcache.enabled and lmcache.l2.adapter == "mooncake_store"):
+        # Without a GPU there is no NIXL here. The protocol alone is not heeded where there is an RDMA device.
+        values |= {"MC_TE_PROTOCOL": "tcp", "MC_FORCE_TCP": "1"}
+    elif peers or store:
         # UCX uses one rail for one-sided reads unless told otherwise; the devices are the node's own rails.
         values |= {
             "UCX_NET_DEVICES": "{rail_devices}",

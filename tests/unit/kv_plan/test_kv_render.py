@@ -82,6 +82,14 @@ def test_p2p_arm() -> None:
     assert result["lmcache_env"]["UCX_MAX_RMA_RAILS"] == "2"
 
 
+def test_mooncakes_engine_is_told_what_it_would_not_do_by_itself() -> None:
+    # Over TCP also where an RDMA device is; over RDMA never from one rail to the other.
+    peers, store = plan("virtual-p2p")["lmcache_env"], plan("super-mooncake-dram")["lmcache_env"]
+    assert peers["MC_TE_PROTOCOL"] == "tcp" and peers["MC_FORCE_TCP"] == "1"
+    assert store["MC_ENABLE_DEST_DEVICE_AFFINITY"] == "1" and "MC_FORCE_TCP" not in store
+    assert not any(name.startswith("MC_") for name in plan("weka-c-p2p")["lmcache_env"])
+
+
 def test_choices_render() -> None:
     settings: dict[str, Any] = {
         "lmcache.object_groups": "separate",
