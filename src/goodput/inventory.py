@@ -71,6 +71,7 @@ def load(
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
     from ansible.plugins.loader import connection_loader, init_plugin_loader
+    from ansible.plugins.vars import host_group_vars
     from ansible.template import Templar
     from ansible.vars.manager import VariableManager
 
@@ -78,6 +79,9 @@ def load(
         # It may have been called in this process before.
         warnings.simplefilter("ignore")
         init_plugin_loader()
+    # Ansible remembers the names of files for the whole process, and this one may have written one since.
+    host_group_vars.FOUND.clear()
+    host_group_vars.NAK.clear()
     loader = DataLoader()
     if basedir is not None:
         loader.set_basedir(str(basedir))

@@ -42,6 +42,8 @@ def test_the_choice_wins_over_the_other_files_of_the_group(inventory: Path) -> N
     choice = profile_cli.choice_file(inventory)
     choice.parent.mkdir(parents=True)
     (choice.parent / "main.yml").write_text("goodput_profile: virtual\n")
+    # Seen by the process that writes it, too.
+    assert profile_cli.configured(inventory) == "virtual"
     choice.write_text("goodput_profile: super-recommended\n")
     assert profile_cli.configured(inventory) == "super-recommended"
 
