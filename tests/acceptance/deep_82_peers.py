@@ -37,7 +37,9 @@ def test_a_chunk_of_the_peer_is_read(host: Any, peer: Any, sh: Callable[..., Any
         check(loaded.checksums, stored.checksums, "what was read is not what was stored", what="checksums")
         # A read that is repeated over another way may be answered by the first one, too late and at the wrong place.
         trouble = f"journalctl -q --no-pager -u {UNIT} --since @{here.began} -g '{TROUBLE}' -o cat | tail -n 3"
-        check(here.run(trouble).stdout.splitlines(), [], "look at the rails; see docs/serving.md", what="failed transfers")
+        check(
+            here.run(trouble).stdout.splitlines(), [], "look at the rails; see docs/serving.md", what="failed transfers"
+        )
     finally:
         here.remove()
         there.remove()
