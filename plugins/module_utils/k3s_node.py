@@ -55,7 +55,9 @@ MADE_BY_K3S = (
     "/usr/libexec/kubernetes",
 )
 FILES_BY_K3S = ("/etc/rancher/k3s/k3s.yaml",)
-RUN_FOLDERS = ("/run/k3s", "/run/flannel")
+# kubectl would keep what the API can do in root's home, where a reset must not look for it.
+KUBECTL_CACHE = "/run/goodput-kubectl"
+RUN_FOLDERS = ("/run/k3s", "/run/flannel", KUBECTL_CACHE)
 SECONDS_TO_DIE = 10.0
 
 # argv, standard input -> (exit status, stdout, stderr)
@@ -65,7 +67,13 @@ Run = Callable[..., tuple[int, str, str]]
 def run_command(argv: Sequence[str], stdin: str | None = None, timeout_seconds: float = 120) -> tuple[int, str, str]:
     try:
         done = subprocess.run(
-            list(argv), input=stdin, capture_output=True, text=True, check=False, timeout=timeout_seconds
+            list(argv),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_seconds,
+            env={**os.environ, "KUBECACHEDIR": KUBECTL_CACHE},
         )
     except FileNotFoundError as error:
         return 127, "", str(error)
