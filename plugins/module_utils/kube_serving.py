@@ -70,7 +70,8 @@ def chart_problem(kubectl: Kubectl, chart: Object) -> str:
     K3s's Helm controller makes another job for a chart that changed (k3s-io/helm-controller,
     pkg/controllers/chart/chart.go); the API server notes when each field was changed last.
     """
-    changed = max(str(one["time"]) for one in chart["metadata"].get("managedFields", []) if "f:spec" in one["fieldsV1"])
+    fields = chart["metadata"].get("managedFields", [])
+    changed = max((str(one["time"]) for one in fields if "f:spec" in one["fieldsV1"]), default="")
     name = str(chart.get("status", {}).get("jobName", ""))
     jobs = items(kubectl, "job", name, "-n", SYSTEM) if name else []
     if not jobs:
