@@ -153,7 +153,13 @@ def main() -> None:
     why: list[str] = []
     total = {"passed": 0, "failed": 0, "skipped": 0}
     begin = time.monotonic()
-    only = sys.argv[1:]
+    only, known = sys.argv[1:], [stage.name for stage in stages()]
+    if unknown := [name for name in only if name not in known]:
+        print(
+            f"found stage {', '.join(unknown)}; required: of {', '.join(known)}; fix: quote names with spaces",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     for stage in stages():
         if only and stage.name not in only:
             continue

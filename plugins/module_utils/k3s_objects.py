@@ -152,12 +152,12 @@ class Placer:
             old.unlink(missing_ok=True)
 
     def left(self, path: Path) -> str:
+        """Names of the objects in this file that the cluster still has, in words."""
         try:
-            return (
-                " ".join(self.kubectl("get", "--ignore-not-found", "-o", "name", "-f", str(path)).split()) or "nothing"
-            )
+            names = self.kubectl("get", "--ignore-not-found", "-o", "name", "-f", str(path)).split()
         except K3sError:
             return "no answer of the API"
+        return ", ".join(names) or "nothing"
 
     def absent(self, cluster: bool, check: bool = False) -> list[str]:
         """Delete what was placed, last first. Without a cluster only the file goes."""

@@ -290,7 +290,7 @@ def test_a_stranger_reaches_only_the_frontend(site: Site, nodes: list[Any], sh: 
     port = flag(site.words, "--http-port", "8000")
     urls = {"frontend": f"http://{server}:{port}/live", "LMCache": f"http://{server}:9500/healthcheck"}
     urls |= {"worker": f"http://{server}:9091/health", "discovery": f"http://{server}:2379/health"}
-    ask = "curl -s -m 3 --noproxy '*' -o /dev/null"
+    ask = "curl -s -m 5 --noproxy '*' -o /dev/null"
     # All at once: each silence lasts as long as the time-out.
     asked = [f"{ask} -w '{name} %{{http_code}}\\n' --interface {stranger} {url} &" for name, url in urls.items()]
     asked += [f"{ask} -w 'node %{{http_code}}\\n' {urls['LMCache']} &", "wait"]

@@ -244,8 +244,8 @@ def lmcache_env(ctx: Context) -> dict[str, str]:
     peers = lmcache.enabled and lmcache.p2p.enabled
     store = lmcache.enabled and lmcache.l2.adapter == "mooncake_store"
     if store:
-        # Each rail has its own subnet. Without this Mooncake's engine also connects one rail to the other, which can
-        # not work; seen on the pair, where such a read brought wrong bytes (docs/serving.md).
+        # Each rail has its own subnet. Without this Mooncake's engine also connects one rail to the other, which
+        # failed on the pair; once a read brought wrong bytes at that time (docs/serving.md).
         values["MC_ENABLE_DEST_DEVICE_AFFINITY"] = "1"
     if peers and lmcache.p2p.transfer_engine == "mooncake_te":
         # Without a GPU there is no NIXL here. The protocol alone is not heeded where there is an RDMA device.
