@@ -27,8 +27,9 @@ profile_app = typer.Typer(help="Serving arrangements: list, show, switch.", no_a
 # Ansible reads a group's folder in alphabetical order and the last file wins.
 CHOICE = "group_vars/sparks/zz-goodput-profile.yml"
 HEADER = "# Written by `goodput profile use`; remove the file to go back to group_vars/all.\n"
-# The layers that a profile decides. What stays the same is only verified.
-TAGS = "model_store,lmcache,dynamo,kube_serving,verdict"
+# The layers that a profile decides, behind the gate that serving has in site.yml: the verdict asks for a node that was
+# judged in this boot. What stays the same is only verified.
+TAGS = "model_store,power_gate,lmcache,dynamo,kube_serving,verdict"
 
 
 def choice_file(inventory: Path) -> Path:
@@ -128,5 +129,9 @@ def use(
         if not as_json:
             cli.terminal(quiet=False).print(Text(f"kept in {cli.shown(target)}"))
     elif not as_json and former and former != profile:
-        print(f"{former} is still what the inventory names", file=sys.stderr)
+        print(
+            f"{former} is still what the inventory names, whatever the nodes run by now; fix the cause and repeat "
+            f"`goodput {command}`, or go back with `goodput profile use {former}`",
+            file=sys.stderr,
+        )
     raise typer.Exit(outcome.exit_code)

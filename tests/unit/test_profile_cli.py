@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from plays import ROOT, run_playbook
 from typer.testing import CliRunner
 
 from goodput import cli, profile_cli
@@ -80,3 +81,11 @@ def test_a_choice_is_kept_only_after_a_good_switch(
     assert answer.exit_code == exit_code
     assert json.loads(asked[0].extra_vars[-1]) == {"goodput_profile": "virtual"}
     assert profile_cli.choice_file(inventory).exists() == kept
+
+
+def test_a_switch_passes_the_power_gate_before_serving_is_touched() -> None:
+    """After a reboot the verdict would refuse a node that nobody judged, with the new profile running already."""
+    site = ROOT / "site.yml"
+    listed = run_playbook(ROOT / "inventory/pair", site, "--list-tasks", "--tags", profile_cli.TAGS).stdout
+    gate, cache_server = listed.find("Judge power and clocks"), listed.find("lmcache : ")
+    assert -1 < gate < cache_server < listed.find("verify | Run the acceptance suite")
