@@ -7,7 +7,8 @@ checksums of what the role wrote; ``undo`` puts the former state back, in revers
 not listed is ever touched.
 
 An item that two roles list keeps the former state of the role that claimed it first, and is undone with the last of
-them, so that one role can be reset alone.
+them, so that one role can be reset alone. A directory above a claimed path is listed, too, if it is missing or if
+another role lists it.
 
 All paths in a manifest are absolute paths of the node. ``Host.root`` is put before them to work on a tree elsewhere
 (tests); commands go through ``Host.run``.
@@ -476,10 +477,10 @@ class Result:
 
 
 def missing_parents(host: Host, path: str) -> list[str]:
-    """Directories above a path that are not there, outermost first."""
+    """Directories above a path that are not there, outermost first; the manifests' own goes with the last of them."""
     missing = []
     parent = os.path.dirname(path)
-    while parent != "/" and not os.path.lexists(host.path(parent)):
+    while parent not in ("/", STATE_DIR) and not os.path.lexists(host.path(parent)):
         missing.append(parent)
         parent = os.path.dirname(parent)
     return missing[::-1]
@@ -543,6 +544,14 @@ def claim(host: Host, role: str, items: dict[str, Iterable[str]], check: bool = 
     # A mount point or data directory that is not there is made by the role, too.
     implied += [name for name in (*wanted["mounts"], *wanted["data_paths"]) if not os.path.lexists(host.path(name))]
     wanted["directories"] = list(dict.fromkeys([*implied, *wanted["directories"]]))
+    elsewhere = others(host, role)
+    # A parent that another role made is needed by this one from now on: whichever is reset last removes it.
+    made = {name for other in elsewhere.values() for name in other["directories"]}
+    for section in PATH_SECTIONS:
+        for name in wanted[section]:
+            if name not in manifest[section]:
+                parents = [str(parent) for parent in PurePosixPath(name).parents if str(parent) in made]
+                wanted["directories"] += [parent for parent in parents if parent not in wanted["directories"]]
     new = {section: [name for name in names if name not in manifest[section]] for section, names in wanted.items()}
     result = Result(before=before, after=manifest)
     if not any(new.values()):
@@ -550,7 +559,6 @@ def claim(host: Host, role: str, items: dict[str, Iterable[str]], check: bool = 
         if result.changed and not check:
             save(host, role, manifest)
         return result
-    elsewhere = others(host, role)
     copies: list[tuple[str, str]] = []
     for section, names in new.items():
         shared = {

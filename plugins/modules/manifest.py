@@ -17,7 +17,7 @@ description:
   - V(recorded) goes last and writes down checksum, mode and owner of the listed files.
   - V(absent) puts the former state back, in reverse, and removes the manifest. Nothing unlisted is touched, and an item
     that another role lists, too, is left to that role.
-  - Directories that are missing above a claimed path are listed by themselves.
+  - Directories above a claimed path that are missing, or that another role lists, are listed by themselves.
 options:
   role:
     description: Name of the role.

@@ -686,9 +686,14 @@ def test_kept_data_and_edited_files_are_warned_about_once(tree: Tree) -> None:
 # two roles ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_shared_folder_goes_though_its_first_role_was_reset_alone_and_came_back(tree: Tree) -> None:
+@pytest.mark.parametrize("listed", [["/srv/shared"], []])
+def test_a_shared_folder_goes_though_its_first_role_was_reset_alone_and_came_back(
+    tree: Tree, listed: list[str]
+) -> None:
+    """Also a folder that no role names: the first made it on its way to its own."""
+
     def claim(role: str) -> None:
-        tree.claim(role, directories=["/srv/shared", f"/srv/shared/{role}"])
+        tree.claim(role, directories=[*listed, f"/srv/shared/{role}"])
         tree.at(f"/srv/shared/{role}").mkdir(parents=True)
 
     tree.at("/srv").mkdir(exist_ok=True)
@@ -699,6 +704,23 @@ def test_a_shared_folder_goes_though_its_first_role_was_reset_alone_and_came_bac
     m.undo(tree.host, "two")
     m.undo(tree.host, "one")
     assert not tree.at("/srv/shared").exists()
+
+
+def test_a_role_that_found_its_parents_lists_no_more_when_another_role_lists_them(tree: Tree) -> None:
+    """Nothing new to claim: the second run of a role stays unchanged, whatever came between."""
+    tree.at("/etc/app").mkdir(parents=True)
+    tree.claim("one", files=["/etc/app/one"])
+    tree.claim("two", directories=["/etc/app"])
+    assert not tree.claim("one", files=["/etc/app/one"]).changed
+
+
+def test_files_beside_the_manifests_go_without_a_word(tree: Tree) -> None:
+    """Their folder holds the manifest while a role is undone: that is nothing to report."""
+    for role in ("one", "two"):
+        tree.claim(role, files=[f"/var/lib/goodput/{role}"])
+        tree.write(f"/var/lib/goodput/{role}", "ours")
+    assert [m.undo(tree.host, role).kept for role in ("one", "two")] == [[], []]
+    assert not tree.at("/var/lib/goodput").exists()
 
 
 @pytest.mark.parametrize("order", [("one", "two"), ("two", "one")])
