@@ -304,7 +304,9 @@ reload() {{
     fi
     if running systemd-networkd; then networkctl reload; fi
 }}
+# Without the folder the change was confirmed a moment ago, and nothing may be removed.
 put_back() {{
+    [ -d "$STATE/backup" ] || return
     if [ -e "$STATE/backup/$1" ]; then cp -a "$STATE/backup/$1" "$ROOT/$1"; else rm -f "$ROOT/$1"; fi
 }}
 # Who renders an interface is read from what netplan generated for it.
@@ -374,7 +376,8 @@ def rollback_script(
     `files`: those that the change wrote or removed. `before`: netdev -> {state, connection, admin_up, mtu_bytes}.
     `addresses`: every address the node had; if one of them stays away, `netplan apply` brings up everything.
     """
-    lines = [f'systemctl stop "{APPLY_UNIT}.service"', 'echo "rolling back" >"$STATE/state"']
+    # The word comes first: from here on nobody may confirm.
+    lines = ['echo "rolling back" >"$STATE/state"', f'systemctl stop "{APPLY_UNIT}.service"']
     for name in files:
         path = shlex.quote(name.lstrip("/"))
         lines.append(f"put_back {path}")
@@ -508,9 +511,15 @@ class Commit:
     def disarm(self) -> bool:
         """Confirm the change: stop the timer and drop the backup; False where the timer was faster."""
         self.run(["systemctl", "stop", f"{ROLLBACK_UNIT}.timer"])
-        if self.state() != "armed":
+        # It may have gone off a moment ago, before its script could say so.
+        going = self.run(["systemctl", "-q", "is-active", f"{ROLLBACK_UNIT}.service"])[0] == 0
+        if going or self.state() != "armed":
             return False
-        shutil.rmtree(self.dir, ignore_errors=True)
+        # All backups at once: a script that starts now must not take a half-removed folder for a node without files.
+        confirmed = self.dir.with_name(f"{self.dir.name}.confirmed")
+        shutil.rmtree(confirmed, ignore_errors=True)
+        self.dir.rename(confirmed)
+        shutil.rmtree(confirmed, ignore_errors=True)
         return True
 
     def rollback(self) -> None:

@@ -355,8 +355,8 @@ def test_an_unmanaged_device_is_managed_first_and_left_alone_again(guest: Guest)
 def test_confirming_stops_the_timer_and_keeps_only_the_first_state(guest: Guest) -> None:
     armed(guest)
     guest.commit.disarm()
-    assert guest.asked()[-1] == "systemctl stop goodput-netplan-rollback.timer"
-    assert not guest.commit.dir.exists()
+    assert "systemctl stop goodput-netplan-rollback.timer" in guest.asked()
+    assert not list(guest.commit.dir.parent.glob("netplan-commit*"))
     recorded: dict[str, Any] = json.loads((guest.root / netplan.LINKS_FILE).read_text())
     assert recorded["r0"]["mtu_bytes"] == 1500
 
@@ -407,3 +407,25 @@ def test_a_late_confirmation_does_not_pass(guest: Guest) -> None:
     guest.script("rollback.sh")
     guest.env["PEERS"] = "yes"
     assert netplan_commit.confirm(guest.commit, guest.run, WANTED, 5) == ["it was not confirmed in time"]
+
+
+def test_a_confirmation_while_the_timer_goes_off_keeps_the_way_back(guest: Guest) -> None:
+    """The rollback's unit has started and its script has not said so yet."""
+    armed(guest)
+    guest.commit.write(FILES)
+    guest.env["RUNNING"] = "goodput-netplan-rollback.service"
+    assert not guest.commit.disarm()
+    guest.script("rollback.sh")
+    assert (guest.root / "etc/netplan/40-cx7.yaml").read_text() == "old\n"
+
+
+def test_a_rollback_that_starts_after_the_confirmation_removes_nothing(guest: Guest) -> None:
+    put(guest.root, "etc/netplan/10-own.yaml", "owner's\n")
+    guest.commit.arm([*FILES, "/etc/netplan/10-own.yaml"], ["r0"], 120)
+    guest.commit.write(FILES)
+    # The shell has the script open already.
+    script = (guest.commit.dir / "rollback.sh").read_text()
+    assert guest.commit.disarm()
+    subprocess.run(["/bin/sh", "-c", script], env=guest.env, check=False, capture_output=True)
+    assert (guest.root / "etc/netplan/10-own.yaml").exists()
+    assert (guest.root / "etc/netplan/90-goodput-rails.yaml").read_text() == "new\n"
