@@ -21,9 +21,27 @@ def plays(path: Path) -> list[dict[str, Any]]:
 def test_every_layer_in_reverse_order(repository: Path) -> None:
     site = [Path(play["import_playbook"]).stem for play in plays(repository / "site.yml")]
     tasks = plays(repository / "playbooks/reset.yml")[0]["tasks"]
-    undone = [task["ansible.builtin.import_role"]["name"].removeprefix("goodput.spark.") for task in tasks[1:]]
+    roles = [task["ansible.builtin.import_role"] for task in tasks[1:]]
+    # Every consent is asked for before the first thing is undone.
+    assert roles.pop(0) == {"name": "goodput.spark.rdma", "tasks_from": "reset_consent"}
+    undone = [role["name"].removeprefix("goodput.spark.") for role in roles]
     assert undone == [layer for layer in reversed(site) if layer not in READ_ONLY]
-    assert {task["ansible.builtin.import_role"]["tasks_from"] for task in tasks[1:]} == {"reset"}
+    assert {role["tasks_from"] for role in roles} == {"reset"}
+
+
+@pytest.mark.parametrize(
+    ("made", "consent", "passes"), [(False, False, True), (True, False, False), (True, True, True)]
+)
+def test_rails_need_consent_only_where_there_are_some(
+    tmp_path: Path, repository: Path, made: bool, consent: bool, passes: bool
+) -> None:
+    """One node alone has none, and its reset must not end half-way for a consent that nothing asked for before."""
+    tasks = yaml.safe_load((repository / "roles/rdma/tasks/reset_consent.yml").read_text())
+    manifest = {"role": "rdma"} if made else None
+    facts = {"__rdma_made": {"manifest": manifest}, "rdma_netplan_apply": consent}
+    play = {"hosts": "localhost", "gather_facts": False, "vars": facts, "tasks": tasks[1:]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    assert (run_playbook("localhost,", tmp_path / "play.yml").returncode == 0) == passes
 
 
 @pytest.mark.parametrize("consent", [None, False, "no"])
