@@ -275,8 +275,12 @@ class Node:
         return read_line(self.proc / pid / "comm")
 
     def process_unit(self, pid: str) -> str:
-        """The systemd unit from the process's control group, empty if it has none."""
-        for line in read_text(self.proc / pid / "cgroup").splitlines():
+        """The systemd unit from the process's control group, ``kubepods`` in a pod, empty if it has none."""
+        group = read_text(self.proc / pid / "cgroup")
+        # With systemd's cgroup driver the innermost one is containerd's scope of that container, else there is none.
+        if "/kubepods" in group:
+            return "kubepods"
+        for line in group.splitlines():
             parts = [part for part in line.split(":", 2)[-1].split("/") if part.endswith((".service", ".scope"))]
             if parts:
                 return parts[-1]

@@ -173,6 +173,19 @@ def test_listening_sockets_name_process_and_unit(node: n.Node) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        "0::/kubepods.slice/kubepods-podab.slice/cri-containerd-0a1b.scope\n",
+        "0::/kubepods/besteffort/podab/0a1b\n",
+        "0::/system.slice/k3s-agent.service/kubepods/podab/0a1b\n",
+    ],
+)
+def test_a_process_in_a_pod_is_the_pods_whatever_the_cgroup_driver(node: n.Node, group: str) -> None:
+    write(node.proc, {"99/cgroup": group})
+    assert node.process_unit("99") == "kubepods"
+
+
 def test_rails_are_found_by_pci_by_parent_and_by_gid(node: n.Node) -> None:
     write(
         node.sysfs,
