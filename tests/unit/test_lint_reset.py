@@ -11,7 +11,7 @@ import yaml
 from plays import run_playbook
 
 # These make nothing on a node.
-READ_ONLY = {"kube_nodes", "plan", "power_gate", "preflight", "verify"}
+READ_ONLY = {"drain", "kube_nodes", "plan", "power_gate", "preflight", "verify"}
 
 
 def plays(path: Path) -> list[dict[str, Any]]:

@@ -83,9 +83,11 @@ def test_a_choice_is_kept_only_after_a_good_switch(
     assert profile_cli.choice_file(inventory).exists() == kept
 
 
-def test_a_switch_passes_the_power_gate_before_serving_is_touched() -> None:
+def test_a_switch_passes_the_power_gate_and_drains_before_serving_is_touched() -> None:
     """After a reboot the verdict would refuse a node that nobody judged, with the new profile running already."""
     site = ROOT / "site.yml"
     listed = run_playbook(ROOT / "inventory/pair", site, "--list-tasks", "--tags", profile_cli.TAGS).stdout
-    gate, cache_server = listed.find("Judge power and clocks"), listed.find("lmcache : ")
-    assert -1 < gate < cache_server < listed.find("verify | Run the acceptance suite")
+    gate, drain, cache_server = (listed.find(words) for words in ("Judge power and", "Stop admitting", "lmcache : "))
+    # The former worker is gone before LMCache gets another layout, or more memory.
+    assert -1 < gate < drain < listed.find("Stop a worker that changes") < cache_server
+    assert cache_server < listed.find("verify | Run the acceptance suite")
