@@ -275,7 +275,10 @@ class Node:
         return read_line(self.proc / pid / "comm")
 
     def process_unit(self, pid: str) -> str:
-        """The systemd unit from the process's control group, ``kubepods`` in a pod, empty if it has none."""
+        """The systemd unit from the process's control group, empty if it has none.
+
+        ``kubepods`` in a pod; a unit of a user's own manager comes with it: ``user@1000.service/NAME``.
+        """
         group = read_text(self.proc / pid / "cgroup")
         # With systemd's cgroup driver the innermost one is containerd's scope of that container, else there is none.
         if "/kubepods" in group:
@@ -283,7 +286,7 @@ class Node:
         for line in group.splitlines():
             parts = [part for part in line.split(":", 2)[-1].split("/") if part.endswith((".service", ".scope"))]
             if parts:
-                return parts[-1]
+                return "/".join(([parts[0]] if parts[0].startswith("user@") else []) + parts[-1:])
         return ""
 
     def pids(self) -> list[str]:

@@ -292,6 +292,16 @@ def check_ntp(node: str, facts: Mapping[str, Any], limits: Limits, release: Mapp
         )
 
 
+def how_to_free(port: int, owner: str, unit: str) -> str:
+    """What ends the owner of a port and nothing else: a container's port belongs to docker.service, which stays."""
+    if owner == "docker-proxy":
+        return f"`docker ps --filter publish={port}` names the container: docker stop it"
+    user, slash, name = unit.partition("/")
+    if slash:
+        return f"as the user of {user}: systemctl --user disable --now {name}"
+    return f"sudo systemctl disable --now {unit}" if unit.endswith(".service") else f"end {owner}"
+
+
 def check_ports(node: str, facts: Mapping[str, Any], limits: Limits, release: Mapping[str, Any]) -> Iterator[Finding]:
     wanted = {port.port: port for port in limits.ports if not port.first_only or node == limits.first_node}
     seen: set[int] = set()
@@ -304,13 +314,12 @@ def check_ports(node: str, facts: Mapping[str, Any], limits: Limits, release: Ma
         seen.add(port.port)
         owner = entry["process"] or "an unknown process"
         unit = f" of {entry['unit']}" if entry["unit"] else ""
-        stop = f"sudo systemctl disable --now {entry['unit']}" if entry["unit"].endswith(".service") else f"end {owner}"
         yield Finding(
             node,
             "port",
             f"{port.port} taken by {owner}{unit} on {entry['address']}",
             f"{port.port} free for {port.purpose}",
-            f"{stop}, or give {port.purpose} another port",
+            f"{how_to_free(port.port, owner, entry['unit'])}, or give {port.purpose} another port",
         )
 
 

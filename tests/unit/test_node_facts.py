@@ -186,6 +186,11 @@ def test_a_process_in_a_pod_is_the_pods_whatever_the_cgroup_driver(node: n.Node,
     assert node.process_unit("99") == "kubepods"
 
 
+def test_a_unit_of_a_users_own_manager_is_told_apart(node: n.Node) -> None:
+    write(node.proc, {"99/cgroup": "0::/user.slice/user-1000.slice/user@1000.service/app.slice/lab.service\n"})
+    assert node.process_unit("99") == "user@1000.service/lab.service"
+
+
 def test_rails_are_found_by_pci_by_parent_and_by_gid(node: n.Node) -> None:
     write(
         node.sysfs,

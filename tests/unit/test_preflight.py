@@ -304,6 +304,18 @@ def test_ports_of_our_own_units_and_of_the_other_node_are_no_conflict(port: int,
     assert bool(judge(listen(port, "x", unit), own_units=OWN_UNITS)) == conflict
 
 
+@pytest.mark.parametrize(
+    ("process", "unit", "fix"),
+    [
+        ("docker-proxy", "docker.service", "`docker ps --filter publish=5555` names the container: docker stop it,"),
+        ("python3", "user@1000.service/lab.service", "as the user of user@1000.service: systemctl --user disable"),
+    ],
+)
+def test_the_remedy_ends_what_has_the_port_and_no_more(process: str, unit: str, fix: str) -> None:
+    (finding,) = judge(listen(5555, process, unit))
+    assert finding.fix.startswith(fix)
+
+
 def test_port_of_the_first_node() -> None:
     reports = pair()
     listen(8000, "python3", "session-4.scope")(reports[0].facts)  # type: ignore[arg-type]
