@@ -114,20 +114,22 @@ class Node:
         return {"version": version_of_output(out), "sha256": digest}
 
     def units(self) -> dict[str, dict[str, Any]]:
-        """Of each unit: loaded, active, enabled, and the digest of the settings that it was started with.
+        """Of each unit: loaded, active, running, enabled, and the digest of the settings that it was started with.
 
-        The digest is in the environment of the process, so it tells what runs, whatever the files say by now.
+        One that runs and is not active has not come up yet: an agent whose token is refused tries again for ever. The digest is in the environment of the process, so it tells what runs, whatever the files say by now.
         """
         found = {}
         for side, unit in UNITS.items():
             properties = "LoadState,ActiveState,UnitFileState,MainPID"
             _status, out, _err = self.run(["systemctl", "show", f"--property={properties}", "--", unit])
             values = dict(line.partition("=")[::2] for line in out.splitlines())
-            environment = text_of(self.proc / values.get("MainPID", "0") / "environ").split("\0")
+            pid = values.get("MainPID", "0")
+            environment = text_of(self.proc / pid / "environ").split("\0")
             digest = next((entry for entry in environment if entry.startswith(f"{DIGEST_NAME}=")), "")
             found[side] = {
                 "loaded": values.get("LoadState") == "loaded",
                 "active": values.get("ActiveState") == "active",
+                "running": pid != "0",
                 "enabled": values.get("UnitFileState") == "enabled",
                 "digest": digest.removeprefix(f"{DIGEST_NAME}="),
             }

@@ -54,7 +54,7 @@ images_sha256:
   type: str
   returned: always
 units:
-  description: By C(server) and C(agent), whether the unit is C(loaded), C(active) and C(enabled).
+  description: By C(server) and C(agent), whether the unit is C(loaded), C(active) and C(enabled), and whether its process is C(running).
   type: dict
   returned: always
 token:

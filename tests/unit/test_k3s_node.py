@@ -85,14 +85,35 @@ def test_version_and_sha256_of_the_program(node: n.Node, commands: Commands) -> 
 
 def test_the_digest_is_that_of_the_running_process(node: n.Node, commands: Commands) -> None:
     commands.answers["systemctl show"] = (0, "LoadState=not-found\nActiveState=inactive\nMainPID=0\n", "")
-    assert node.units()["server"] == {"loaded": False, "active": False, "enabled": False, "digest": ""}
+    assert node.units()["server"] == {
+        "loaded": False,
+        "active": False,
+        "running": False,
+        "enabled": False,
+        "digest": "",
+    }
     write(node.proc, {"77/environ": "PATH=/bin\0GOODPUT_K3S_DIGEST=abc\0HOME=/\0"})
     commands.answers["systemctl show"] = (
         0,
         "LoadState=loaded\nActiveState=active\nUnitFileState=enabled\nMainPID=77\n",
         "",
     )
-    assert node.units()["server"] == {"loaded": True, "active": True, "enabled": True, "digest": "abc"}
+    assert node.units()["server"] == {
+        "loaded": True,
+        "active": True,
+        "running": True,
+        "enabled": True,
+        "digest": "abc",
+    }
+    # An agent whose token is refused.
+    commands.answers["systemctl show"] = (0, "LoadState=loaded\nActiveState=activating\nMainPID=77\n", "")
+    assert node.units()["agent"] | {"enabled": True} == {
+        "loaded": True,
+        "active": False,
+        "running": True,
+        "enabled": True,
+        "digest": "abc",
+    }
 
 
 def test_a_disk_below_the_data_directory_is_foreign_and_container_mounts_are_not(node: n.Node) -> None:

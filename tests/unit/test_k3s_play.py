@@ -132,7 +132,7 @@ def test_a_changed_setting_changes_the_digest(pair: dict[str, Any], tmp_path: Pa
 
 def test_what_runs_with_other_settings_is_restarted_and_nothing_else(pair: dict[str, Any], tmp_path: Path) -> None:
     """Node 1 runs what was asked for; node 2 is the same, because the digest of node 1 is not its own."""
-    unit = {"loaded": True, "active": True, "enabled": True, "digest": pair["spark1"]["digest"]}
+    unit = {"loaded": True, "active": True, "running": True, "enabled": True, "digest": pair["spark1"]["digest"]}
     same: dict[str, Any] = {"k3s_node_labels": {"site": "lab"}, "k3s_config": {"snapshotter": "native"}}
     off = {**unit, "enabled": False}
     units = {"agent": unit, "server": unit}
@@ -147,6 +147,30 @@ def test_what_runs_with_other_settings_is_restarted_and_nothing_else(pair: dict[
     # A unit that only does not start at boot is enabled, not restarted.
     disabled = render(tmp_path, seen={"units": {"agent": off, "server": off}}, **same)
     assert (disabled["spark1"]["settled"], disabled["spark1"]["restart"]) == (False, False)
+
+
+def test_what_has_not_come_up_is_restarted_with_the_settings_of_now(pair: dict[str, Any], tmp_path: Path) -> None:
+    """systemd starts nothing that is activating, and an agent with a refused token tries it for ever."""
+    same: dict[str, Any] = {"k3s_node_labels": {"site": "lab"}, "k3s_config": {"snapshotter": "native"}}
+    unit = {"loaded": True, "active": False, "running": True, "enabled": True, "digest": "old"}
+    old = render(tmp_path, seen={"units": {"agent": unit, "server": unit}}, **same)
+    assert [old[name]["restart"] for name in ("spark1", "spark2")] == [True, True]
+    # With the right settings the server is only slow; what an agent does with a token of before is not seen from outside.
+    units = {
+        "agent": {**unit, "digest": pair["spark1"]["digest"]},
+        "server": {**unit, "digest": pair["spark2"]["digest"]},
+    }
+    right = render(tmp_path, seen={"units": units}, **same)
+    assert [right[name]["restart"] for name in ("spark1", "spark2")] == [True, False]
+    # Nobody is asked to move pods where no API answers or no kubelet would end them.
+    (drain,) = (
+        task for task in yaml.safe_load((ROLE / "tasks/node.yml").read_text()) if "Move the pods" in task["name"]
+    )
+    assert drain["when"] == ["__k3s_restart | bool", "__k3s_runs.active"]
+    # Between two starts there is no process, and the next one is made with what was written.
+    ended = {side: {**one, "running": False, "digest": ""} for side, one in units.items()}
+    between = render(tmp_path, seen={"units": ended}, **same)
+    assert [between[name]["restart"] for name in ("spark1", "spark2")] == [False, False]
 
 
 def test_everything_after_preflight_passes_dry(tmp_path: Path) -> None:

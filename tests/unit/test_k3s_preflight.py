@@ -44,7 +44,7 @@ def facts(number: int) -> dict[str, Any]:
 
 
 def probe(number: int) -> dict[str, Any]:
-    unit = {"loaded": False, "active": False, "enabled": False, "digest": ""}
+    unit = {"loaded": False, "active": False, "running": False, "enabled": False, "digest": ""}
     return {
         "binary": {"version": "", "sha256": ""},
         "units": {"server": dict(unit), "agent": dict(unit)},
@@ -62,7 +62,7 @@ def probe(number: int) -> dict[str, Any]:
 def installed(version: str, side: str) -> Change:
     def change(_facts: dict[str, Any], seen: dict[str, Any]) -> None:
         seen["binary"]["version"] = version
-        seen["units"][side] |= {"loaded": True, "active": True, "enabled": True}
+        seen["units"][side] |= {"loaded": True, "active": True, "running": True, "enabled": True}
         seen["token"] = {"exists": True, "mode": "0600", "uid": 0, "bytes": 65}
 
     return change
