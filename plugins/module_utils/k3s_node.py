@@ -116,7 +116,8 @@ class Node:
     def units(self) -> dict[str, dict[str, Any]]:
         """Of each unit: loaded, active, running, enabled, and the digest of the settings that it was started with.
 
-        One that runs and is not active has not come up yet: an agent whose token is refused tries again for ever. The digest is in the environment of the process, so it tells what runs, whatever the files say by now.
+        One that runs and is not active has not come up yet: an agent whose token is refused tries again for ever.
+        The digest is in the environment of the process, so it tells what runs, whatever the files say by now.
         """
         found = {}
         for side, unit in UNITS.items():

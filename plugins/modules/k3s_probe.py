@@ -54,7 +54,9 @@ images_sha256:
   type: str
   returned: always
 units:
-  description: By C(server) and C(agent), whether the unit is C(loaded), C(active) and C(enabled), and whether its process is C(running).
+  description:
+    - By C(server) and C(agent), whether the unit is C(loaded), C(active) and C(enabled), whether its process is C(running),
+      and the C(digest) of what it was started with.
   type: dict
   returned: always
 token:

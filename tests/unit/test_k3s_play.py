@@ -155,7 +155,7 @@ def test_what_has_not_come_up_is_restarted_with_the_settings_of_now(pair: dict[s
     unit = {"loaded": True, "active": False, "running": True, "enabled": True, "digest": "old"}
     old = render(tmp_path, seen={"units": {"agent": unit, "server": unit}}, **same)
     assert [old[name]["restart"] for name in ("spark1", "spark2")] == [True, True]
-    # With the right settings the server is only slow; what an agent does with a token of before is not seen from outside.
+    # With the right settings the server is only slow; whether an agent's token is that of now is not seen.
     units = {
         "agent": {**unit, "digest": pair["spark1"]["digest"]},
         "server": {**unit, "digest": pair["spark2"]["digest"]},
