@@ -20,6 +20,9 @@ from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Check, row
 
 POLL_SECONDS = 5.0
+# How long after a restart the API may still say what a node was before: the kubelet tells it every 10 s, and is taken
+# for gone after 40 s.
+SETTLE_SECONDS = 60.0
 # On a node that the role itself cordoned, so that it can tell its own cordon from a person's.
 DRAINED = "goodput.spark/drained"
 # What must not be the case on a node that serves.
@@ -205,6 +208,36 @@ def node_checks(
         differs = subset(kubelet, {k: v for k, v in wanted["kubelet"].items() if k not in ("apiVersion", "kind")})
         rows.append(row(f"{name} kubelet configuration", "; ".join(differs) or "as asked", "as asked", again))
     return rows
+
+
+def wait_nodes(
+    kubectl: Kubectl,
+    wanted: Mapping[str, Mapping[str, Any]],
+    timeout_seconds: int,
+    settle_seconds: float = SETTLE_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
+) -> list[Check]:
+    """Rows of a verdict for all nodes, once all are Ready: as soon as every row is good, or as they are after a while.
+
+    The first look may meet the Ready and the addresses of before a restart.
+    """
+    found = kubectl.wait_ready(list(wanted), timeout_seconds)
+    end = time.monotonic() + settle_seconds
+    while True:
+        over = time.monotonic() >= end
+        try:
+            rows = [
+                one
+                for name, what in wanted.items()
+                for one in node_checks(name, what, found.get(name), kubectl.kubelet(name))
+            ]
+            if over or all(one["ok"] for one in rows):
+                return rows
+        except K3sError:
+            if over:
+                raise
+        time.sleep(poll_seconds)
+        found = kubectl.nodes_when_up(timeout_seconds)
 
 
 def pods_by_uid(pods: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -11,7 +11,8 @@ version_added: 0.2.0
 author: The goodput.spark authors
 description:
   - Runs on the server as root.
-  - V(verified) waits until the nodes are Ready and compares them with what was asked for; it changes nothing.
+  - V(verified) waits until the nodes are Ready and compares them with what was asked for, until all agrees or a minute
+    has passed, because the API still says what was true before a restart; it changes nothing.
   - V(settled) waits, sets labels, which K3s itself does only when a node registers (other labels stay), and lets pods
     onto a node again that V(drained) closed, now or in a run that was broken off.
   - V(drained) moves the pods of O(nodes) away and lets no new ones in, if another node can take them.
@@ -113,14 +114,6 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def verified(kubectl: logic.Kubectl, wanted: dict[str, Any], timeout_seconds: int) -> list[serving.Check]:
-    found = kubectl.wait_ready(list(wanted), timeout_seconds)
-    rows: list[serving.Check] = []
-    for name, what in wanted.items():
-        rows += logic.node_checks(name, what, found.get(name), kubectl.kubelet(name))
-    return rows
-
-
 def settled(kubectl: logic.Kubectl, wanted: dict[str, Any], timeout_seconds: int) -> bool:
     found = kubectl.wait_ready(list(wanted), timeout_seconds)
     changed = False
@@ -177,7 +170,7 @@ def main() -> None:
     result: dict[str, Any] = {"changed": False, "checks": [], "pods": []}
     try:
         if state == "verified":
-            result["checks"] = verified(kubectl, wanted, timeout)
+            result["checks"] = logic.wait_nodes(kubectl, wanted, timeout)
         elif state == "settled":
             result["changed"] = settled(kubectl, wanted, timeout)
         elif state == "drained":

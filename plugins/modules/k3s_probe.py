@@ -55,8 +55,8 @@ images_sha256:
   returned: always
 units:
   description:
-    - By C(server) and C(agent), whether the unit is C(loaded), C(active) and C(enabled), whether its process is C(running),
-      and the C(digest) of what it was started with.
+    - By C(server) and C(agent), whether the unit is C(loaded), C(active) and C(enabled), whether its process is
+      C(running), and the C(digest) of what it was started with.
   type: dict
   returned: always
 token:

@@ -156,6 +156,45 @@ def test_a_node_that_never_gets_ready_is_named_with_its_message() -> None:
         assert words in str(refused.value)
 
 
+CONFIGZ = json.dumps({"kubeletconfig": KUBELET})
+
+
+class Raw(Answers):
+    """As ``Answers``, with the kubelet's configuration by itself."""
+
+    def __call__(
+        self, argv: Sequence[str], stdin: str | None = None, timeout_seconds: float = 0
+    ) -> tuple[int, str, str]:
+        if "--raw" not in argv:
+            return super().__call__(argv, stdin, timeout_seconds)
+        answer = self.answers["raw"]
+        words = answer.pop(0) if len(answer) > 1 else answer[0]
+        return (1, "", words[1:]) if words.startswith("!") else (0, words, "")
+
+
+def test_what_the_api_says_of_before_a_restart_is_not_the_verdict() -> None:
+    """Right after a restart a node still has its former Ready, version and address, and its kubelet may not answer."""
+    former = copy.deepcopy(NODE)
+    former["status"]["nodeInfo"]["kubeletVersion"] = "v1.35.8+k3s1"
+    late = copy.deepcopy(NODE)
+    late["status"]["conditions"][0]["status"] = "False"
+    run = Raw(get=[listing(former), listing(late), listing(NODE)], raw=[CONFIGZ, "!502 Bad Gateway", CONFIGZ])
+    rows = k.wait_nodes(k.Kubectl(run=run), {"spark1": WANTED}, 60, settle_seconds=30, poll_seconds=0)
+    assert rows and all(row["ok"] for row in rows)
+
+
+def test_a_node_that_stays_other_than_asked_is_a_failed_row_and_a_silent_kubelet_an_error() -> None:
+    former = copy.deepcopy(NODE)
+    former["status"]["nodeInfo"]["kubeletVersion"] = "v1.35.8+k3s1"
+    run = Raw(get=listing(former), raw=[CONFIGZ])
+    rows = k.wait_nodes(k.Kubectl(run=run), {"spark1": WANTED}, 60, settle_seconds=0, poll_seconds=0)
+    assert [row["check"] for row in rows if not row["ok"]] == ["spark1 kubelet"]
+    with pytest.raises(K3sError, match="502"):
+        k.wait_nodes(
+            k.Kubectl(run=Raw(get=listing(NODE), raw=["!502 Bad Gateway"])), {"spark1": WANTED}, 60, settle_seconds=0
+        )
+
+
 def test_stale_pods_are_named_and_those_without_a_controller_apart() -> None:
     def pod(uid: str, name: str, **more: Any) -> dict[str, Any]:
         return {"metadata": {"uid": uid, "namespace": "serving", "name": name, **more}}
