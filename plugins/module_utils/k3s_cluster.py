@@ -333,12 +333,19 @@ class Question:
     command: Sequence[str]
     last_word: str
     judge: Callable[[str, str, Sequence[str]], list[Check]]
-    # With NVIDIA's runtime, but without asking for the GPU: the engine may have it.
+    # With NVIDIA's runtime, which shows the GPU without asking for it.
     nvidia: bool = False
 
 
+def rails(resources: Sequence[str]) -> list[str]:
+    return [resource for resource in resources if resource.startswith("rdma/")]
+
+
 def probe_pod(node: str, image: str, resources: Sequence[str], question: Question) -> dict[str, Any]:
-    """A pod that asks for one of each resource on one node, in the network of the host as the engine's."""
+    """A pod that asks for one of each rail on one node, in the network of the host as the engine's.
+
+    Never for the GPU: while something serves, none is free.
+    """
     environment = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}] if question.nvidia else []
     return {
         "apiVersion": "v1",
@@ -359,7 +366,7 @@ def probe_pod(node: str, image: str, resources: Sequence[str], question: Questio
                     "command": list(question.command),
                     "env": environment,
                     "securityContext": {"runAsUser": 0, "capabilities": {"add": ["IPC_LOCK"]}},
-                    "resources": {"limits": dict.fromkeys(resources, "1")},
+                    "resources": {"limits": dict.fromkeys(rails(resources), "1")},
                 }
             ],
         },
@@ -397,14 +404,10 @@ def probe_checks(node: str, said: str, rails: int) -> list[Check]:
     ]
 
 
-def rail_count(resources: Sequence[str]) -> int:
-    return sum(resource.startswith("rdma/") for resource in resources)
-
-
 DEVICES = Question(
     ["sh", "-c", PROBE],
     "capabilities",
-    lambda node, said, resources: probe_checks(node, said, rail_count(resources)),
+    lambda node, said, resources: probe_checks(node, said, len(rails(resources))),
 )
 
 

@@ -19,9 +19,9 @@ description:
   - V(removed) takes O(nodes) out of the cluster, with the password that K3s keeps of them: they can join again.
   - V(offered) waits until the nodes offer resources of device plugins; for this O(nodes) has, by name, a dictionary of
     resource and amount (a number, or C(>0)).
-  - V(probed) runs a pod on each of these nodes that asks for one of each resource, looks what it can open and lock, and
-    takes it away. With O(versions) it asks what is in O(image) instead, C(lmcache.cuda_ops), C(nixl), versions, and the
-    O(devices) that UCX lists, and needs no free GPU.
+  - V(probed) runs a pod on each of these nodes that asks for one of each rail, but not for the GPU, which may serve. It
+    looks what it can open and lock, and takes it away. With O(versions) it asks what is in O(image) instead,
+    C(lmcache.cuda_ops), C(nixl), versions, and the O(devices) that UCX lists.
   - V(recreated) deletes the pods of O(pod_uids) whose controller makes them again, and names the others.
 options:
   state:

@@ -282,8 +282,8 @@ def test_probe_pods_go_even_if_they_never_run(tmp_path: Path) -> None:
     assert run.asked[-1].startswith("delete") and not list(tmp_path.iterdir())
 
 
-def test_the_probe_asks_for_one_of_each_on_its_node() -> None:
+def test_the_probe_asks_for_one_of_each_rail_on_its_node_and_not_for_the_gpu_that_serves() -> None:
     spec = k.probe_pod("spark1", "busybox", list(RESOURCES), k.DEVICES)["spec"]
-    assert spec["containers"][0]["resources"]["limits"] == dict.fromkeys(RESOURCES, "1")
+    assert spec["containers"][0]["resources"]["limits"] == {"rdma/rail0": "1", "rdma/rail1": "1"}
     assert spec["nodeSelector"] == {"kubernetes.io/hostname": "spark1"}
     assert spec["containers"][0]["imagePullPolicy"] == "Never"
