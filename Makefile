@@ -14,8 +14,8 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 .PHONY: setup
-setup: ## Install what `make site` needs (a second run does nothing)
-	@python3 tools/bootstrap.py --virtual
+setup: ## Install what `make site` needs on this INVENTORY (a second run does nothing)
+	@python3 tools/bootstrap.py $(if $(filter inventory/virtual,$(INVENTORY)),--virtual)
 
 .PHONY: setup-test
 setup-test:

@@ -21,7 +21,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     _requires_connection = False
     _supports_check_mode = True
     _supports_async = False
-    _VALID_ARGS = frozenset(("nodes", "release", "profile", "platform", "foreign_variables"))
+    _VALID_ARGS = frozenset(("nodes", "release", "profile", "platform", "foreign_variables", "whole_site"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -36,6 +36,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if errors:
             result.update(failed=True, msg=render_table(findings, "inputs"))
             return result
+        # Shown with what is found on the nodes: an owner gets one list.
+        lacking = list(inputs.missing(site, known)) if self._task.args.get("whole_site") else []
+        result["findings"] += [finding.as_dict() for finding in lacking]
         release = root / "vars/releases" / f"{site.choices['goodput_release']}.yml"
         result["release_set"] = inputs.read_yaml(release).get("goodput_release_set", {})
         result["msg"] = render_table(findings, "inputs")

@@ -45,11 +45,13 @@ DIRECT_CABLE_NODES = 2
 
 @dataclass(frozen=True)
 class Known:
-    """What the collection knows: option specs by variable name, name prefixes, and choices by variable name."""
+    """What the collection knows: option specs and choices by variable name, name prefixes, mocker profiles."""
 
     options: Mapping[str, Mapping[str, Any]]
     prefixes: Sequence[str]
     choices: Mapping[str, Sequence[str]]
+    # Profiles whose engine computes nothing.
+    mockers: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def load_known(root: Path) -> Known:
             "goodput_profile": [name for name in stems(root / "profiles") if name[0] != "_"],
             "goodput_platform": ["systemd", *(["k3s"] if "k3s" in roles else [])],
         },
+        mockers=[path.stem for path in (root / "profiles").glob("*.yml") if read_yaml(path).get("engine") == "mocker"],
     )
 
 
@@ -319,6 +322,47 @@ def check_inventory(site: Site) -> Iterator[Finding]:
         )
     elif not site.nodes:
         yield Finding("all", "nodes", "no node", "at least one host in the group sparks", "edit the inventory")
+
+
+def missing(site: Site, known: Known) -> Iterator[Finding]:
+    """What a run to the first token will miss on hardware; each layer refuses it, too, but only when it is reached."""
+    values = site.variables.get(site.nodes[0], {}) if site.nodes else {}
+    if values.get("goodput_virtual"):
+        return
+    if site.choices.get("goodput_profile") in known.mockers:
+        yield Finding(
+            "all",
+            "profile",
+            f"goodput_profile: {site.choices['goodput_profile']}, whose engine computes nothing",
+            "a profile with a real engine",
+            "set goodput_profile (`goodput profile list`)",
+        )
+    if not values.get("model_store_models"):
+        yield Finding(
+            "all",
+            "model",
+            "model_store_models: []",
+            "the model of the profile, at a pinned revision",
+            "name it in model_store_models (docs/model_store.md)",
+        )
+    archive = values.get("runtime_archive") or values.get("runtime_node_archive")
+    if site.choices.get("goodput_platform") == "systemd" and not (archive and values.get("runtime_sha256")):
+        yield Finding(
+            "all",
+            "runtime",
+            "no runtime archive",
+            "runtime_sha256, and runtime_archive or runtime_node_archive",
+            "build one on a Spark and name it (docs/runtime.md)",
+        )
+    if len(site.nodes) > 1 and not values.get("rdma_netplan_apply"):
+        yield Finding(
+            "all",
+            "rails",
+            "rdma_netplan_apply: false",
+            "your consent, unless the rails are as they should be already",
+            "set rdma_netplan_apply: true; a node that is lost by it undoes it by itself",
+            WARNING,
+        )
 
 
 def validate(site: Site, known: Known) -> list[Finding]:

@@ -33,6 +33,12 @@ options:
   platform:
     description: Name of the platform.
     type: str
+  whole_site:
+    description:
+      - Also look for what a run from stock to the first token needs and what is not set, on hardware. These findings are returned
+        and do not fail the task, so that they can be shown together with what is found on the nodes.
+    type: bool
+    default: false
   foreign_variables:
     description: Variables that look like ours and are not.
     type: list

@@ -56,3 +56,15 @@ def test_every_node_that_does_not_answer_is_in_the_table(tmp_path: Path, limit: 
     assert status != 0
     assert table.count("✗ ssh") == (1 if limit else 2)
     assert ("not-looked-at" in table) == bool(limit)
+
+
+def test_an_untouched_pair_is_told_at_once_what_else_it_needs(tmp_path: Path) -> None:
+    """Not layer by layer, with the layers before it changed already; a run of one layer needs none of it."""
+    hosts: dict[str, dict[str, object]] = {
+        "spark1": {"ansible_host": "127.0.0.1", "goodput_management_address": "10.0.0.1"}
+    }
+    _status, output = play(tmp_path, hosts)
+    for check in ("profile", "model", "runtime", "ssh"):
+        assert f"✗ {check}" in output
+    _status, output = play(tmp_path, hosts, "--tags", "preflight")
+    assert "✗ ssh" in output and "✗ runtime" not in output
