@@ -15,7 +15,8 @@ description:
     has passed, because the API still says what was true before a restart; it changes nothing.
   - V(settled) waits, sets labels, which K3s itself does only when a node registers (other labels stay), and lets pods
     onto a node again that V(drained) closed, now or in a run that was broken off.
-  - V(drained) moves the pods of O(nodes) away and lets no new ones in, if another node can take them.
+  - V(drained) moves the pods of O(nodes) away and lets no new ones in, if another node can take them. A node that
+    somebody else has cordoned stays so afterwards.
   - V(removed) takes O(nodes) out of the cluster, with the password that K3s keeps of them: they can join again.
   - V(offered) waits until the nodes offer resources of device plugins; for this O(nodes) has, by name, a dictionary of
     resource and amount (a number, or C(>0)).
@@ -140,7 +141,10 @@ def drained(kubectl: logic.Kubectl, names: list[str], timeout_seconds: int) -> b
     names = [name for name in names if name in found]
     if not others or not names:
         return False
-    kubectl("annotate", "--overwrite", "node", *names, f"{logic.DRAINED}=true")
+    # A node that is cordoned without our mark was cordoned by a person, who also ends it.
+    ours = [name for name in names if not found[name]["spec"].get("unschedulable")]
+    if ours:
+        kubectl("annotate", "--overwrite", "node", *ours, f"{logic.DRAINED}=true")
     kubectl(
         "drain",
         "--ignore-daemonsets",

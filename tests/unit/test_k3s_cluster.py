@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.goodput.spark.plugins.module_utils import k3s_cluster as k
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
+from ansible_collections.goodput.spark.plugins.modules import k3s_cluster as module
 
 NODE: dict[str, Any] = {
     "metadata": {
@@ -201,6 +202,22 @@ def test_stale_pods_are_named_and_those_without_a_controller_apart() -> None:
 
     pods = [pod("1", "worker-0", ownerReferences=[{"kind": "ReplicaSet"}]), pod("2", "by-hand"), pod("3", "fine")]
     assert k.stale_pods(pods, ["1", "2", "9"]) == (["serving/worker-0"], ["serving/by-hand"])
+
+
+def node(name: str, **spec: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(NODE), "metadata": {"name": name, "labels": {}}, "spec": spec}
+
+
+def test_only_a_cordon_of_our_own_is_lifted() -> None:
+    """A person's cordon has no mark of ours, so it must not get one either."""
+    run = Answers(get=listing(node("spark1"), node("spark2")))
+    assert module.drained(k.Kubectl(run=run), ["spark1"], 60)
+    assert [line.split()[0] for line in run.asked if not line.startswith("get")] == ["annotate", "drain"]
+    run = Answers(get=listing(node("spark1", unschedulable=True), node("spark2")))
+    assert module.drained(k.Kubectl(run=run), ["spark1"], 60)
+    assert [line.split()[0] for line in run.asked if not line.startswith("get")] == ["drain"]
+    run = Answers(get=listing(node("spark1", unschedulable=True)))
+    assert not module.settled(k.Kubectl(run=run), {"spark1": {"labels": {}}}, 60)
 
 
 # ---- resources of device plugins
