@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 import typer
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
 from typer.testing import CliRunner, Result
 
 from goodput import plan_view
 from goodput.plan_cli import plan_app
 
 PAIR = ["--memory", "119.7", "--memory", "121.7"]
+PAGE = (files.ROOT / "docs/planner.md").read_text()
+#: Output pasted into the page; a line of three dots stands for what was left out.
+PASTED = re.findall(r"^```\n\$ goodput plan ([^\n]*)\n(.*?)^```$", PAGE, re.M | re.S)
 
 
 def run(*words: str) -> Result:
@@ -130,3 +136,23 @@ def test_bar_shows_each_part_in_proportion() -> None:
     assert plan_view.bar(lines, 100, 8).plain == "WWWW11.."
     over = [{"name": "weights", "bytes": 100}, {"name": "L1", "bytes": 100}, {"name": "free", "bytes": -100}]
     assert plan_view.bar(over, 100, 8).plain == "WWWW1111"
+
+
+def lines(text: str) -> list[str]:
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n").split("\n")
+
+
+@pytest.mark.parametrize(("words", "pasted"), PASTED, ids=[words for words, _ in PASTED])
+def test_the_page_shows_what_the_command_prints_now(words: str, pasted: str) -> None:
+    printed, shown = lines(run(*shlex.split(words)).output), lines(pasted)
+    if shown[0] != "...":
+        assert printed == shown, f"paste `goodput plan {words}` into docs/planner.md anew"
+        return
+    part = shown[1:-1]
+    assert shown[-1] == "..." and printed[printed.index(part[0]) :][: len(part)] == part, f"paste `{words}` anew"
+
+
+def test_the_page_pastes_a_plan_a_refusal_a_matrix_and_a_search_and_names_every_profile() -> None:
+    assert len(PASTED) == 4
+    table = PAGE.partition("| profile | what |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`([a-z0-9-]+)`", table)) == files.names_in(files.PROFILES)
