@@ -23,6 +23,9 @@ HARDENED = {
     "CapabilityBoundingSet": "",
     "LimitMEMLOCK": "infinity",
     "StartLimitIntervalUSec": "0",
+    "OOMScoreAdjust": "-500",
+    "CPUWeight": "100",
+    "IOWeight": "50",
 }
 UNITS = (UNIT, "goodput-coordinator")
 COMMANDS = {

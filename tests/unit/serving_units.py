@@ -23,9 +23,11 @@ TEMPLATES = {
     "coordinator": "lmcache/templates/goodput-coordinator.service.j2",
     "worker": "dynamo/templates/goodput-worker.service.j2",
     "frontend": "dynamo/templates/goodput-frontend.service.j2",
+    "etcd": "dynamo/templates/goodput-etcd.service.j2",
     "lmcache.env": "lmcache/templates/environment.j2",
     "dynamo.env": "dynamo/templates/environment.j2",
 }
+UNITS = ("lmcache", "coordinator", "worker", "frontend", "etcd")
 ENVIRONMENT_FILES = {
     "lmcache": "lmcache.env",
     "coordinator": "lmcache.env",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from typing import Any
 
 import pytest
 import serving_units
 from ansible_collections.goodput.spark.plugins.module_utils.serving import argument
-from serving_units import PROFILES, Rendered, environment, node, words
+from serving_units import PROFILES, ROOT, Rendered, environment, node, words
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +59,34 @@ def test_only_lmcache_is_told_of_the_rails(rendered: Rendered) -> None:
     worker = environment(rendered, second, "worker")
     assert not any(name.startswith("UCX_") for name in worker)
     assert worker["DYN_EVENT_PLANE_HOST"] == "10.77.0.2" and worker["ETCD_ENDPOINTS"] == "http://10.77.0.1:2379"
+
+
+def demanded(name: str) -> dict[str, Any]:
+    """What a file of the acceptance suite demands of its units. The file itself needs the suite's plugin."""
+    tree = ast.parse((ROOT / f"tests/acceptance/{name}.py").read_text())
+    lines = [
+        each
+        for each in tree.body
+        if isinstance(each, ast.Assign) and re.search(r"'(WORKER|HARDENED|SHARES)'", ast.dump(each.targets[0]))
+    ]
+    found: dict[str, Any] = {}
+    exec(compile(ast.Module(lines, []), name, "exec"), found)
+    return found
+
+
+def setting(text: str, name: str) -> str:
+    """The value of a line that a unit has once."""
+    (found,) = re.findall(rf"^{name}=(.*)$", text, re.M)
+    return str(found)
+
+
+def test_memory_and_shares_are_what_the_suite_demands(rendered: Rendered) -> None:
+    units = rendered[node("weka-c-p2p", 2, 1)]
+    wanted = {"lmcache": demanded("test_60_lmcache")["HARDENED"]}
+    wanted |= {name.removeprefix("goodput-"): shares for name, shares in demanded("test_70_dynamo")["SHARES"].items()}
+    for unit, shares in wanted.items():
+        for name in ("OOMScoreAdjust", "CPUWeight", "IOWeight"):
+            assert setting(units[unit], name) == shares[name], (unit, name)
+    # The engine goes before whatever it would wait for without end.
+    adjusted = {unit: int(setting(units[unit], "OOMScoreAdjust")) for unit in serving_units.UNITS}
+    assert adjusted.pop("worker") > 0 > max(adjusted.values())
