@@ -41,7 +41,10 @@ def plan_context(ctx: Context, accepted_ids: set[str], accept_memory: bool) -> d
         elif finding.rule in accepted_ids and (accept_memory or finding.rule not in MEMORY_RULES):
             accepted.append(entry)
         elif finding.rule in accepted_ids:
-            entry["remedy"] += "; a memory rule is accepted only with kv_plan_accept_memory: true as well"
+            entry["remedy"] += (
+                "; a memory rule is accepted only with goodput_plan_accept_memory: true as well (goodput plan:"
+                " --accept-memory)"
+            )
             errors.append(entry)
         else:
             errors.append(entry)

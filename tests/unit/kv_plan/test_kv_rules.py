@@ -78,7 +78,10 @@ def test_a_memory_rule_is_accepted_only_with_a_second_variable() -> None:
     accept = ["KV012", "KV013", "KV032"]
     once = plan("super-kv12-l18", settings=settings, accept=accept)
     assert refused(once) == {"KV012"}
-    assert "kv_plan_accept_memory" in message(once, "KV012")
+    text = message(once, "KV012")
+    assert "goodput_plan_accept_memory: true" in text and "--accept-memory" in text
+    # Both are there to be set.
+    assert "\ngoodput_plan_accept_memory: " in (files.ROOT / "group_vars/all/00-site.yml").read_text()
     assert plan("super-kv12-l18", settings=settings, accept=accept, accept_memory=True)["ok"]
 
 
