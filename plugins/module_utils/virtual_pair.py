@@ -260,6 +260,17 @@ def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
         return int(probe.getsockname()[1])
 
 
+def listening(port: int) -> bool:
+    """Whether another program has this loopback TCP port; connections that just ended do not count."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+        return False
+
+
 def own_process(pid: int, guest: Guest, directory: Path) -> bool:
     """Whether ``pid`` is this pair's QEMU: same guest name on its command line, same working directory."""
     try:
@@ -335,9 +346,16 @@ class Pair:
         return path.with_suffix(path.suffix + ".pub").read_text()
 
     def _prepare(self) -> None:
-        """Ports, machine-ids, keys and known_hosts: made once, kept for the life of the directory."""
+        """Ports, machine-ids, keys and known_hosts: made once, kept for the life of the directory.
+
+        A forwarded port that another program took while its guest was off is picked anew.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         self.state.setdefault("ports", {g.name: {"ssh": free_port(), "http": free_port()} for g in GUESTS})
+        for guest in GUESTS:
+            if self.pid(guest) is None:
+                ports = self.state["ports"][guest.name]
+                ports.update({purpose: free_port() for purpose, port in ports.items() if listening(port)})
         self.state.setdefault("cables", {g.name: {c: free_port(socket.SOCK_DGRAM) for c in CABLES} for g in GUESTS})
         self.state.setdefault("machine_ids", {g.name: uuid.uuid4().hex for g in GUESTS})
         if "accel" not in self.state:
@@ -466,7 +484,6 @@ class Pair:
             self.log("the image's recipe changed: the guests start from a fresh copy")
             self.destroy_disks()
         self._prepare()
-        # QEMU keeps the forwarded ports for as long as it runs; one that was taken meanwhile is picked anew.
         self.state["image"] = self.state.get("image") if any(running.values()) else image
         self.state["media"] = media
         for guest in GUESTS:

@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ def describe(path: Path) -> str:
     if path.is_file():
         return f"file {owner} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
     return f"other {owner}"
+
+
+def other_disk() -> dict[str, str]:
+    """Files of the disk that is nobody's business (label ``models``): path -> description. Nothing may touch it."""
+    device = Path("/dev/disk/by-label/models")
+    if not device.exists():
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["mount", "-o", "ro", str(device), folder], check=True)
+        try:
+            return {path.name: describe(path) for path in sorted(Path(folder).iterdir()) if path.is_file()}
+        finally:
+            subprocess.run(["umount", folder], check=True)
 
 
 def collect() -> dict[str, Any]:
@@ -117,6 +131,7 @@ def collect() -> dict[str, Any]:
         },
         "sysctls": dict(line.split(" = ", 1) for line in run("sysctl", "-a").splitlines() if SYSCTLS.match(line)),
         "addresses": addresses,
+        "other_disk": other_disk(),
         "blkid": sorted(run("lsblk", "-rno", "SERIAL,FSTYPE,LABEL").splitlines()),
     }
 
@@ -172,6 +187,8 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         found += [
             f"{kind[:-1]} {key}: {was} -> {now}" for key, (was, now) in changes(before[kind], after[kind]).items()
         ]
+    for name, (was, now) in changes(before["other_disk"], after["other_disk"]).items():
+        found.append(f"the owner's other disk, {name}: {was} -> {now}")
     found += [f"block device: {line}" for line in sorted(set(before["blkid"]) ^ set(after["blkid"]))]
     return found
 

@@ -40,6 +40,7 @@ STATE: dict[str, Any] = {
     "sysctls": {"vm.swappiness": "60"},
     "addresses": {"enP7s7": {"mtu": 1500, "addresses": ["192.0.2.1/24"]}},
     "blkid": ["SPARK1L2  "],
+    "other_disk": {"keep.bin": "file 0644 0:0 abc"},
 }
 
 
@@ -62,6 +63,7 @@ def changed(**parts: Any) -> dict[str, Any]:
         (changed(addresses={"enP7s7": {"mtu": 9000, "addresses": []}}), "addresse enP7s7"),
         (changed(users=["goodput:x:999:999::/:/usr/sbin/nologin"]), "user goodput"),
         (changed(blkid=["SPARK1L2 xfs goodput-l2"]), "block device"),
+        (changed(other_disk={"keep.bin": "file 0644 0:0 def"}), "the owner's other disk, keep.bin"),
     ],
 )
 def test_what_a_role_leaves_behind_is_found(after: dict[str, Any], word: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -126,3 +127,21 @@ def test_fresh_guests_are_unknown_to_molecule(tmp_path: Path) -> None:
     (tmp_path / "molecule/state.yml").write_text("prepared: true\n")
     vp.Pair(vp.Settings(tmp_path, tmp_path, tmp_path)).destroy_disks()
     assert not (tmp_path / "molecule").exists()
+
+
+def test_a_port_that_was_taken_while_its_guest_was_off_is_picked_anew(tmp_path: Path) -> None:
+    def ports() -> dict[str, dict[str, int]]:
+        pair = vp.Pair(vp.Settings(tmp_path / "pair", Path("/cache/image"), Path("/cache/media.ext4")))
+        pair.state |= {"accel": "tcg", "accel_reason": ""}
+        pair._prepare()
+        return dict(pair.state["ports"])
+
+    before = ports()
+    assert ports() == before
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", before["spark1"]["ssh"]))
+        other.listen()
+        after = ports()
+    assert after["spark1"]["ssh"] != before["spark1"]["ssh"]
+    assert after["spark1"]["http"] == before["spark1"]["http"] and after["spark2"] == before["spark2"]
+    assert f"[127.0.0.1]:{after['spark1']['ssh']} " in (tmp_path / "pair/known_hosts").read_text()
