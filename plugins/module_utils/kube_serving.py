@@ -26,6 +26,7 @@ GROUP = "nvidia.com"
 GRAPHS = f"dynamographdeployments.{GROUP}"
 #: Those that both release sets' charts bring and a graph needs.
 CRDS = (GRAPHS, f"dynamocomponentdeployments.{GROUP}")
+MONITORS = "podmonitors.monitoring.coreos.com"
 WORKER, FRONTEND, COORDINATOR = "worker", "frontend", "lmcache-coordinator"
 COMPONENT = "app.kubernetes.io/component"
 LABEL = "app.kubernetes.io/part-of=goodput"
@@ -334,9 +335,18 @@ def with_replicas(former: str, graph: Graph, live: Object) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
+def refuse_monitors(kubectl: Kubectl, objects: Sequence[Object]) -> None:
+    """:raises K3sError: PodMonitors are among the objects, and the cluster does not know the kind."""
+    if any(item["kind"] == "PodMonitor" for item in objects) and not items(kubectl, "crd", MONITORS):
+        raise K3sError(
+            f"found no CRD {MONITORS}; required: it, because goodput_kube_choices has pod_monitors: true; fix: install "
+            "the Prometheus operator, which brings it, or leave pod_monitors out"
+        )
+
+
 def drain(
     kubectl: Kubectl,
-    graph: Graph,
+    objects: Sequence[Object],
     placer: Placer,
     timeout_seconds: float,
     check: bool = False,
@@ -344,11 +354,13 @@ def drain(
 ) -> bool:
     """End the workers before others come: there is no second GPU, and a pod beside the old one waits for ever.
 
-    The new graph is accepted by the API before the old workers end. Replicas do not count as a change of a graph.
-    Returns whether workers were, or would be, ended.
+    All that will be placed is accepted by the API before the old workers end. Replicas do not count as a change of a
+    graph. Returns whether workers were, or would be, ended.
 
-    :raises K3sError: a graph that is refused, workers that do not end.
+    :raises K3sError: objects that are refused, workers that do not end.
     """
+    refuse_monitors(kubectl, objects)
+    graph = Graph.among(objects)
     live, former = graph.live(kubectl), placer.former()
     if not live:
         return False
@@ -357,7 +369,7 @@ def drain(
         placer.write(placer.path, noted)
     if not workers_change(former, graph) or not graph.pods(kubectl, WORKER):
         return False
-    placer.accepted([graph.item])
+    placer.accepted([item for item in objects if item["kind"] != "Namespace"])
     if check:
         return True
     patch = json.dumps(scale_patch(live, 0))

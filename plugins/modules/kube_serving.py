@@ -14,8 +14,8 @@ description:
   - V(platform_ready) waits for the operator's CRDs to be Established and its Deployments to be Available. If the time
     is over or the chart failed, the last log lines are in the failure.
   - V(drained) ends the workers of the graph if those of O(objects) are others than those placed before and the API
-    takes the new ones, and waits until they are gone, at least their grace period. It changes nothing where no worker
-    runs.
+    takes all of O(objects), and waits until they are gone, at least their grace period. It changes nothing where no
+    worker runs, and refuses PodMonitors where their CRD is missing.
   - V(ready) waits until the graph is Ready with all pods; else it says which component, which event, which log lines.
   - V(verified) compares arguments, variables and image of every container with O(objects), and the workers' nodes with
     O(nodes), until all agree or the time is over.
@@ -122,9 +122,8 @@ def main() -> None:
         if state == "platform_ready":
             logic.wait_platform(kubectl, timeout)
         elif state == "drained":
-            graph = logic.Graph.among(objects)
-            patience = max(timeout, graph.grace_seconds + 60)
-            if Path(BINARY).exists() and logic.drain(kubectl, graph, placer, patience, bool(check)):
+            patience = max(timeout, logic.Graph.among(objects).grace_seconds + 60)
+            if Path(BINARY).exists() and logic.drain(kubectl, objects, placer, patience, bool(check)):
                 result |= {"changed": True, "done": ["ended the workers"]}
         elif state == "ready":
             logic.wait_graph(kubectl, objects, timeout)

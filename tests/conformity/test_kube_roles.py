@@ -142,7 +142,7 @@ def test_a_graph_is_placed_updated_and_removed(
     kubectl: Kubectl, placer: k3s_objects.Placer, objects: list[Object], tmp_path: Path
 ) -> None:
     graph = s.Graph.among(objects)
-    assert not s.drain(kubectl, graph, placer, 0)
+    assert not s.drain(kubectl, objects, placer, 0)
     assert placer.present(objects) and not placer.present(objects)
     with pytest.raises(K3sError, match="component worker 0 of 2 ready; component lmcache-coordinator 0 of 1 ready"):
         s.wait_graph(kubectl, objects, 0)
@@ -154,18 +154,18 @@ def test_a_graph_is_placed_updated_and_removed(
     planted = copy.deepcopy(objects)
     dict(s.Graph.among(planted).components["worker"])["podTemplate"]["spec"]["containers"][0]["planted"] = 1
     with pytest.raises(K3sError, match="planted"):
-        s.drain(kubectl, s.Graph.among(planted), placer, 0)
+        s.drain(kubectl, planted, placer, 0)
     assert len(graph.pods(kubectl, s.WORKER)) == 2, "a graph that is refused ends nobody"
 
     other = copy.deepcopy(objects)
     dict(s.Graph.among(other).components["worker"])["podTemplate"]["spec"]["containers"][0]["args"][-1] = "other"
     assert "instead of" in serving.reason(s.running_checks(there, other, NODES))
     with pytest.raises(K3sError, match="found workers worker-spark1 on spark1, worker-spark2 on spark2"):
-        s.drain(kubectl, s.Graph.among(other), placer, 0)
+        s.drain(kubectl, other, placer, 0)
     workers = [one for one in graph.live(kubectl)["spec"]["components"] if one["name"] == s.WORKER]
     assert workers[0]["replicas"] == 0
     kubectl("delete", "pods", "-n", "goodput", "-l", f"{s.COMPONENT}=worker", "--force", "--grace-period=0")
-    assert not s.drain(kubectl, s.Graph.among(other), placer, 0)
+    assert not s.drain(kubectl, other, placer, 0)
     assert placer.present(other)
     workers = [one for one in graph.live(kubectl)["spec"]["components"] if one["name"] == s.WORKER]
     assert workers[0]["replicas"] == 2

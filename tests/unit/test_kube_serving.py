@@ -275,7 +275,7 @@ def placer(cluster: Cluster, folder: Path, before: list[Object]) -> k3s_objects.
 def test_other_workers_end_the_old_ones_first(tmp_path: Path) -> None:
     cluster = Cluster(graphs=[live()], pods=pods())
     record = placer(cluster, tmp_path, objects())
-    new = s.Graph.among(objects("--model", "other"))
+    new = objects("--model", "other")
     assert s.drain(cluster.kubectl(), new, record, 0, check=True) and len(cluster.kinds["pods"]) == 3
     assert s.drain(cluster.kubectl(), new, record, 0)
     assert [s.component_of(one) for one in cluster.kinds["pods"]] == ["frontend"]
@@ -283,6 +283,30 @@ def test_other_workers_end_the_old_ones_first(tmp_path: Path) -> None:
     # Accepted by the API, in the check and in the run, before anything ends.
     assert verbs == ["apply", "apply", "patch"]
     assert list(tmp_path.iterdir()) == [record.path]
+
+
+def test_everything_is_accepted_before_a_worker_ends(tmp_path: Path) -> None:
+    """Not the graph alone: what the API would refuse after the workers are gone leaves nobody serving."""
+    monitor = named("lmcache", "goodput", kind="PodMonitor", apiVersion="monitoring.coreos.com/v1")
+    space = named("goodput", kind="Namespace", apiVersion="v1")
+    new = [space, *objects("--model", "other"), monitor]
+    cluster = Cluster(graphs=[live()], pods=pods())
+    record = placer(cluster, tmp_path, objects())
+    with pytest.raises(K3sError, match="found no CRD podmonitors.*fix: install the Prometheus operator"):
+        s.drain(cluster.kubectl(), new, record, 0)
+    assert len(cluster.kinds["pods"]) == 3
+    # Also where nothing serves yet.
+    with pytest.raises(K3sError, match="found no CRD podmonitors"):
+        s.drain(Cluster().kubectl(), new, record, 0)
+    cluster.kinds["crd"] = [named(s.MONITORS)]
+    asked: list[str] = []
+
+    class Watched(k3s_objects.Placer):
+        def accepted(self, objects: Sequence[s.Object]) -> None:
+            asked.extend(item["kind"] for item in objects)
+
+    assert s.drain(cluster.kubectl(), new, Watched(cluster.kubectl(), record.path), 0)
+    assert asked == ["DynamoGraphDeployment", "PodMonitor"]
 
 
 def test_a_pod_of_before_has_time_to_go() -> None:
@@ -309,16 +333,16 @@ def test_a_pod_that_has_ended_is_no_worker(tmp_path: Path) -> None:
     cluster.ending = False
     cluster.kinds["pods"] = [rejected, pod("worker", "spark2", ready=False, phase="Succeeded")]
     record = placer(cluster, tmp_path, objects())
-    assert not s.drain(cluster.kubectl(), s.Graph.among(objects("--model", "other")), record, 0)
+    assert not s.drain(cluster.kubectl(), objects("--model", "other"), record, 0)
 
 
 def test_a_run_that_was_broken_off_after_the_drain_is_repeated_by_the_next(tmp_path: Path) -> None:
     cluster = Cluster(graphs=[live()], pods=pods())
     record = placer(cluster, tmp_path, objects())
-    s.drain(cluster.kubectl(), s.Graph.among(objects("--model", "other")), record, 0)
+    s.drain(cluster.kubectl(), objects("--model", "other"), record, 0)
     # Also with the former objects again, which otherwise would be taken for what is there.
     assert json.loads(record.former())["items"] != objects()
-    assert not s.drain(cluster.kubectl(), s.Graph.among(objects()), record, 0)
+    assert not s.drain(cluster.kubectl(), objects(), record, 0)
     assert record.present(objects(), check=True) == ["applied 1 objects"]
 
 
@@ -327,7 +351,7 @@ def test_workers_that_a_person_scaled_down_come_back(tmp_path: Path) -> None:
     graph["spec"]["components"][1]["replicas"] = 0
     cluster = Cluster(graphs=[graph], pods=pods()[:1])
     record = placer(cluster, tmp_path, objects())
-    assert not s.drain(cluster.kubectl(), s.Graph.among(objects()), record, 0)
+    assert not s.drain(cluster.kubectl(), objects(), record, 0)
     assert record.present(objects(), check=True)
 
 
@@ -335,8 +359,8 @@ def test_the_same_workers_and_more_of_them_end_nobody(tmp_path: Path) -> None:
     cluster = Cluster(graphs=[live()], pods=pods())
     record = placer(cluster, tmp_path, objects())
     for wanted in (objects(), objects(replicas=3)):
-        assert not s.drain(cluster.kubectl(), s.Graph.among(wanted), record, 0)
-    assert not s.drain(Cluster().kubectl(), s.Graph.among(objects()), record, 0)
+        assert not s.drain(cluster.kubectl(), wanted, record, 0)
+    assert not s.drain(Cluster().kubectl(), objects(), record, 0)
     # What runs is not known: then it is ended.
     assert s.workers_change("", s.Graph.among(objects()))
 
@@ -345,14 +369,14 @@ def test_workers_that_do_not_end_are_named(tmp_path: Path) -> None:
     cluster = Cluster(graphs=[live()], pods=pods())
     cluster.ending = False
     with pytest.raises(K3sError, match="found workers worker-spark1 on spark1, worker-spark2 on spark2 0 s after"):
-        s.drain(cluster.kubectl(), s.Graph.among(objects("x")), placer(cluster, tmp_path, objects()), 0)
+        s.drain(cluster.kubectl(), objects("x"), placer(cluster, tmp_path, objects()), 0)
 
 
 def test_no_answer_is_not_no_workers(tmp_path: Path) -> None:
     cluster = Cluster(graphs=[live()], pods=pods())
     cluster.broken = 1
     with pytest.raises(K3sError, match="refused"):
-        s.drain(cluster.kubectl(), s.Graph.among(objects("x")), placer(cluster, tmp_path, objects()), 0)
+        s.drain(cluster.kubectl(), objects("x"), placer(cluster, tmp_path, objects()), 0)
 
 
 # -- what runs -----------------------------------------------------------------------------------------------------
