@@ -191,6 +191,9 @@ PLANE_ENVIRONMENT = {
     "DYN_TCP_RESPONSE_STREAM_HOST": "{management_address}",
     "DYN_EVENT_PLANE_HOST": "{management_address}",
     "DYN_SYSTEM_HOST": "{management_address}",
+    # vLLM's own address, which it guesses too; its connection to itself over another network card would be dropped by
+    # the units' packet filter. Only vLLM reads it.
+    "VLLM_HOST_IP": "{management_address}",
     # Without it the worker's /health stays at 503 although its endpoint is ready.
     "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]',
     "DYN_SDK_DISABLE_ANSI_LOGGING": "1",

@@ -61,6 +61,13 @@ def test_only_lmcache_is_told_of_the_rails(rendered: Rendered) -> None:
     assert worker["DYN_EVENT_PLANE_HOST"] == "10.77.0.2" and worker["ETCD_ENDPOINTS"] == "http://10.77.0.1:2379"
 
 
+def test_no_process_of_dynamo_guesses_its_address(rendered: Rendered) -> None:
+    for profile in PROFILES:
+        worker = environment(rendered, node(profile, 2, 2), "worker")
+        hosts = {name: value for name, value in worker.items() if name.endswith(("_HOST", "_HOST_IP"))}
+        assert "VLLM_HOST_IP" in hosts and set(hosts.values()) == {"10.77.0.2"}, profile
+
+
 def demanded(name: str) -> dict[str, Any]:
     """What a file of the acceptance suite demands of its units. The file itself needs the suite's plugin."""
     tree = ast.parse((ROOT / f"tests/acceptance/{name}.py").read_text())
