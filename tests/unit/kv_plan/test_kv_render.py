@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.goodput.spark.plugins.filter.kv_plan import kv_plan
 from ansible_collections.goodput.spark.plugins.module_utils import serving
@@ -50,7 +51,7 @@ def test_staging_arm_of_the_article() -> None:
         "max_capacity_gb": 400,
         "eviction": {"eviction_policy": "LRU", "trigger_watermark": 0.8, "eviction_ratio": 0.2},
     }
-    assert result["l2_path"].startswith("/mnt/lmcache-l2/super_kv-fp8_ssm-bfloat16")
+    assert result["l2_path"].startswith("/srv/goodput/l2/super_kv-fp8_ssm-bfloat16")
     vllm = result["vllm_args"]
     assert value(vllm, "--kv-cache-memory-bytes") == "12000000000"
     assert value(vllm, "--gpu-memory-utilization") == "0.72"
@@ -130,6 +131,13 @@ def test_every_word_is_text_and_every_placeholder_is_known(name: str) -> None:
     serving.environment(result["env"], PLACEHOLDERS)
     serving.environment(result["lmcache_env"], PLACEHOLDERS)
     json.dumps(result)
+
+
+@pytest.mark.parametrize("name", files.names_in(files.PROFILES))
+def test_every_profile_keeps_its_files_where_the_roles_allow_them(name: str) -> None:
+    defaults = yaml.safe_load((files.ROOT / "roles/lmcache/defaults/main.yml").read_text())
+    path = plan(name)["l2_path"]
+    assert path == "" or path.startswith(defaults["lmcache_l2_mount"] + "/")
 
 
 def test_sizes_and_words_of_the_virtual_plan_agree() -> None:
