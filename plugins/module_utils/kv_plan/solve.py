@@ -211,6 +211,7 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
     groups = device.device_groups(shape)
     block_bytes = device.device_block_bytes(shape, dtypes, block)
     per_request = device.blocks_per_request(shape, block, max_len, serving.mtp_tokens)
+    per_longest = device.blocks_per_request(shape, block, longest, serving.mtp_tokens)
     slots_per_sequence = groups.attention + groups.mamba * (device.ALIGN_MAMBA_BLOCKS + serving.mtp_tokens)
     least_kv = max(per_request, serving.max_num_seqs * slots_per_sequence) * block_bytes
 
@@ -320,7 +321,7 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
         kv_blocks=blocks,
         kv_blocks_per_request=per_request,
         device_tokens=tokens,
-        device_full_prefixes=blocks // per_request,
+        device_full_prefixes=blocks // per_longest,
         l1_gib=l1_bytes / GIB,
         l1_bytes=l1_bytes,
         l1_chunks=slots,

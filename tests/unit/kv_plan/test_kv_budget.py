@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import Node, files, make_plan, memory, solve
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import Node, files, make_plan, memory, search, solve
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import GIB
 from kv_plan.kv_helpers import plan, refused
 
@@ -184,6 +184,23 @@ def test_full_prefixes_of_each_tier_are_whole() -> None:
     short = {"load.longest_prompt_tokens": 1000, "load.typical_prompt_tokens": "auto"}
     none = plan("super-kv12-l18", settings=short)["sizes"]
     assert (none["longest_prompt_chunks"], none["l1_full_prefixes"], none["l2_full_prefixes"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("mtp_tokens", "blocks"), [(0, 15 + 5 * 2), (1, 15 + 5 * 3)])
+def test_prompts_on_the_device_are_the_longest_and_not_the_limit(mtp_tokens: int, blocks: int) -> None:
+    """A prompt of 63,000 tokens has 15 blocks of 4,224 and its Mamba blocks; 131,072 tokens have 32."""
+    settings = {"load.longest_prompt_tokens": 63_000, "serving.mtp_tokens": mtp_tokens}
+    sizes = plan("super-kv12-l18", settings=settings)["sizes"]
+    assert sizes["kv_blocks"] == 693 and sizes["device_full_prefixes"] == 693 // blocks
+    assert sizes["kv_blocks_per_request"] == 32 + 5 * (2 + mtp_tokens)
+
+
+def test_search_counts_the_device_in_the_unit_of_the_tier_below() -> None:
+    loaded, nodes = files.load_model("super"), files.nodes_from_gib((119.7,))
+    profile = files.load_profile("super-recommended", {"load.longest_prompt_tokens": 63_000})
+    best = search.search(profile, loaded, nodes)[0]
+    assert best.device_prefixes == best.device_bytes // 17_301_504 // 25
+    assert best.lower_prefixes == int(400 * 2**30 * 0.8) // 103_809_024 // 14
 
 
 def test_a_small_l2_adds_nothing() -> None:
