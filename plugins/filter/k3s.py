@@ -36,6 +36,11 @@ def choices_of(given: Mapping[str, Any]) -> config.Choices:
         raise AnsibleFilterError(f"k3s choices: {problem}") from problem
 
 
+def k3s_addresses(hostvars: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, str]:
+    """See k3s_addresses.yml."""
+    return {name: str(hostvars[name].get("k3s_node_ip") or management_address(hostvars[name], name)) for name in nodes}
+
+
 def answer_of(hostvars: Mapping[str, Any], nodes: Sequence[str], name: str, register: str) -> Mapping[str, Any]:
     """What a node answered: as a host of this play, or to one of them because --limit leaves it out."""
     own = hostvars[name].get(register)
@@ -54,7 +59,7 @@ def seen_of(hostvars: Mapping[str, Any], choices: config.Choices) -> list[Seen]:
         values = hostvars[name]
         report = report_of(name, {FACTS: answer_of(hostvars, choices.nodes, name, FACTS)}, FACTS)
         probe = answer_of(hostvars, choices.nodes, name, PROBE)
-        address = str(values.get("k3s_node_ip") or management_address(values, name))
+        address = k3s_addresses(hostvars, [name])[name]
         interface = str(values.get("k3s_flannel_interface") or "")
         choice = config.NodeChoice(name, address, interface, bool((report.facts or {}).get("driver")))
         found.append(Seen(choice, report, probe))
@@ -95,6 +100,7 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "k3s_addresses": k3s_addresses,
             "k3s_findings": refused(k3s_findings),
             "k3s_node": refused(k3s_node),
             "k3s_kubelet": refused(config.kubelet_config),

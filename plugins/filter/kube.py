@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.goodput.spark.plugins.filter.preflight import management_addresses
+from ansible_collections.goodput.spark.plugins.filter.k3s import k3s_addresses
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import kube_objects as logic
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.site import nodes_of_site
 
@@ -41,7 +41,7 @@ def kube_objects(
 def kube_nodes(hostvars: Mapping[str, Any], nodes: Sequence[str], subnets: Sequence[str] = ()) -> list[dict[str, Any]]:
     """See kube_nodes.yml."""
     try:
-        return nodes_of_site(hostvars, nodes, management_addresses(hostvars, nodes), subnets)
+        return nodes_of_site(hostvars, nodes, k3s_addresses(hostvars, nodes), subnets)
     except ValueError as error:
         raise AnsibleFilterError(f"kube_nodes: {error}") from None
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.goodput.spark.plugins.filter import kube as filters
+from ansible_collections.goodput.spark.plugins.filter.k3s import k3s_addresses
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import PlanInputError, kube_objects
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.site import nodes_of_site
 from plays import run_playbook
@@ -37,6 +39,20 @@ def test_two_nodes_of_the_play() -> None:
     assert [node["name"] for node in nodes] == ["spark1", "spark2"]
     assert nodes[1]["rails"][1]["addresses"] == ["192.168.101.2/24"]
     assert nodes[0]["management_address"] == "10.0.0.1"
+
+
+def test_a_node_has_the_address_that_was_chosen_for_the_cluster() -> None:
+    """K3s registers it, so the workers' pods have it, and what is asked for must name the same."""
+    hostvars: dict[str, Any] = {
+        f"spark{n}": {"goodput_rails": answer(n), "goodput_management_address": f"10.0.0.{n}"} for n in (1, 2)
+    }
+    hostvars["spark1"]["k3s_node_ip"] = "10.9.0.1"
+    hostvars["spark2"]["k3s_node_ip"] = ""
+    nodes = filters.kube_nodes(hostvars, ["spark1", "spark2"])
+    assert [node["management_address"] for node in nodes] == ["10.9.0.1", "10.0.0.2"]
+    assert k3s_addresses(hostvars, ["spark2", "spark1"]) == {"spark2": "10.0.0.2", "spark1": "10.9.0.1"}
+    asked = yaml.safe_load((ROOT / "roles/kube_serving/vars/main.yml").read_text())["__kube_serving_addresses"]
+    assert "k3s_addresses(" in asked
 
 
 def test_a_node_that_limit_leaves_out_still_counts() -> None:
