@@ -61,6 +61,29 @@ def test_only_lmcache_is_told_of_the_rails(rendered: Rendered) -> None:
     assert worker["DYN_EVENT_PLANE_HOST"] == "10.77.0.2" and worker["ETCD_ENDPOINTS"] == "http://10.77.0.1:2379"
 
 
+def test_lmcache_waits_for_rails_only_where_peers_read_over_them(rendered: Rendered) -> None:
+    for profile in PROFILES:
+        unit = rendered[node(profile, 2, 2)]["lmcache"]
+        waits = re.findall(r"^ExecStartPre=.*rail_wait.py (.*)$", unit, re.M)
+        if "{rail_" not in str(rendered[node(profile, 2, 2)]["plan"]):
+            assert not waits and "TimeoutStartSec" not in unit, profile
+            continue
+        devices = "--rail rocep1s0f0=192.168.100.2 --rail roceP2p1s0f0=192.168.101.2"
+        assert waits == [f"--seconds 60 {devices}"] and setting(unit, "TimeoutStartSec") == "60s 90s", profile
+
+
+def test_units_start_after_what_they_ask(rendered: Rendered) -> None:
+    units = rendered[node("weka-c-p2p", 2, 1)]
+    order = ("etcd", "coordinator", "lmcache", "worker", "frontend")
+    after = {unit: set(setting(units[unit], "After").split()) for unit in order}
+    for unit, names in after.items():
+        later = {f"goodput-{name}.service" for name in order[order.index(unit) :]}
+        assert not names & later, unit
+    for unit in order[1:]:
+        assert "goodput-etcd.service" in after[unit], unit
+    assert "goodput-coordinator.service" in after["lmcache"] and "goodput-lmcache.service" in after["worker"]
+
+
 def test_no_process_of_dynamo_guesses_its_address(rendered: Rendered) -> None:
     for profile in PROFILES:
         worker = environment(rendered, node(profile, 2, 2), "worker")
