@@ -15,8 +15,8 @@ description:
     has passed, because the API still says what was true before a restart; it changes nothing.
   - V(settled) waits, sets labels, which K3s itself does only when a node registers (other labels stay), and lets pods
     onto a node again that V(drained) closed, now or in a run that was broken off.
-  - V(drained) moves the pods of O(nodes) away and lets no new ones in, if another node can take them. A node that
-    somebody else has cordoned stays so afterwards.
+  - V(drained) moves the pods of O(nodes) away and lets no new ones in, if another node can take them and, where a graph
+    serves, has a worker that is ready. A node that somebody else has cordoned stays so afterwards.
   - V(removed) takes O(nodes) out of the cluster, with the password that K3s keeps of them: they can join again.
   - V(offered) waits until the nodes offer resources of device plugins; for this O(nodes) has, by name, a dictionary of
     resource and amount (a number, or C(>0)).
@@ -95,6 +95,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.goodput.spark.plugins.module_utils import k3s_cluster as logic
+from ansible_collections.goodput.spark.plugins.module_utils import kube_serving as serving_logic
 from ansible_collections.goodput.spark.plugins.module_utils import runtime_image, serving
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
 
@@ -130,8 +131,20 @@ def settled(kubectl: logic.Kubectl, wanted: dict[str, Any], timeout_seconds: int
     return changed
 
 
+def serves_elsewhere(kubectl: logic.Kubectl, names: list[str]) -> bool:
+    """Whether clients can go to another node while the workers of these are away, or have none here to lose."""
+    worker = f"{serving_logic.LABEL},{serving_logic.COMPONENT}={serving_logic.WORKER}"
+    pods = serving_logic.items(kubectl, "pods", "--all-namespaces", "-l", worker)
+    ready = {pod["spec"].get("nodeName", "") for pod in pods if serving_logic.is_ready(pod)}
+    return not ready or bool(ready - set(names))
+
+
 def drained(kubectl: logic.Kubectl, names: list[str], timeout_seconds: int) -> bool:
-    """Drain where another node can take the pods; alone, a node restarts with its pods on it."""
+    """Drain where another node can take the pods; alone, a node restarts with its pods on it.
+
+    So does the last one that serves, for example while the worker of the node before it still loads its model: a worker
+    fits on no other node, evicted it would be away for as long, and containers outlive a restart of K3s.
+    """
     found = kubectl.nodes()
     others = [
         name
@@ -139,7 +152,7 @@ def drained(kubectl: logic.Kubectl, names: list[str], timeout_seconds: int) -> b
         if name not in names and logic.condition(node, "Ready") == "True" and not node["spec"].get("unschedulable")
     ]
     names = [name for name in names if name in found]
-    if not others or not names:
+    if not others or not names or not serves_elsewhere(kubectl, names):
         return False
     # A node that is cordoned without our mark was cordoned by a person, who also ends it.
     ours = [name for name in names if not found[name]["spec"].get("unschedulable")]

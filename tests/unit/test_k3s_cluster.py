@@ -210,14 +210,41 @@ def node(name: str, **spec: Any) -> dict[str, Any]:
 
 def test_only_a_cordon_of_our_own_is_lifted() -> None:
     """A person's cordon has no mark of ours, so it must not get one either."""
-    run = Answers(get=listing(node("spark1"), node("spark2")))
+    run = Answers(get=[listing(node("spark1"), node("spark2")), listing()])
     assert module.drained(k.Kubectl(run=run), ["spark1"], 60)
     assert [line.split()[0] for line in run.asked if not line.startswith("get")] == ["annotate", "drain"]
-    run = Answers(get=listing(node("spark1", unschedulable=True), node("spark2")))
+    run = Answers(get=[listing(node("spark1", unschedulable=True), node("spark2")), listing()])
     assert module.drained(k.Kubectl(run=run), ["spark1"], 60)
     assert [line.split()[0] for line in run.asked if not line.startswith("get")] == ["drain"]
     run = Answers(get=listing(node("spark1", unschedulable=True)))
     assert not module.settled(k.Kubectl(run=run), {"spark1": {"labels": {}}}, 60)
+
+
+@pytest.mark.parametrize(
+    ("workers", "drains"),
+    [
+        ({"spark1": "True", "spark2": "True"}, True),
+        # The node before this one has been restarted, and its worker loads its model.
+        ({"spark1": "True", "spark2": "False"}, False),
+        ({"spark1": "True"}, False),
+        # Nobody serves, or nobody here: there is nothing to lose.
+        ({"spark1": "False", "spark2": "False"}, True),
+        ({"spark2": "True"}, True),
+        ({}, True),
+    ],
+)
+def test_the_last_worker_that_serves_is_not_evicted(workers: dict[str, str], drains: bool) -> None:
+    pods = [
+        {
+            "metadata": {"name": f"worker-{name}"},
+            "spec": {"nodeName": name},
+            "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        }
+        for name, ready in workers.items()
+    ]
+    run = Answers(get=[listing(node("spark1"), node("spark2")), listing(*pods)])
+    assert module.drained(k.Kubectl(run=run), ["spark1"], 60) is drains
+    assert any(line.startswith("drain") for line in run.asked) is drains
 
 
 # ---- resources of device plugins
