@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import INVENTORY, Pair
 
 DOCUMENTATION = "192.0.2."
@@ -44,9 +46,17 @@ def test_refused_before_any_node_is_reached(pair: Pair, tmp_path: Path, name: st
 
 
 @pytest.mark.fault("one node")
-def test_one_node_is_a_site(pair: Pair) -> None:
-    outcome = pair.play("playbooks/preflight.yml", "--limit", "spark1")
+def test_one_node_is_a_site(pair: Pair, tmp_path: Path) -> None:
+    """An inventory that has no other, not a run that leaves one out."""
+    alone = tmp_path / "inventory"
+    shutil.copytree(INVENTORY, alone)
+    nodes = yaml.safe_load((alone / "hosts.yml").read_text())
+    del nodes["sparks"]["hosts"]["spark2"]
+    (alone / "hosts.yml").write_text(yaml.safe_dump(nodes))
+    outcome = pair.play("playbooks/preflight.yml", "playbooks/rdma.yml", inventory=alone)
     outcome.succeeded()
+    assert "! nodes" in outcome.text and "one node works" in outcome.text, outcome.text[-3000:]
+    assert "changed=0" in outcome.text, outcome.text[-1000:]
 
 
 @pytest.mark.fault("three nodes")

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
+from plays import run_playbook
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def away(folder: Path, *words: str) -> str:
+    """A program that came with the Ansible of this interpreter, where nothing of this checkout is configured."""
+    program = Path(sys.executable).with_name(words[0])
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    clean["ANSIBLE_COLLECTIONS_PATH"] = str(folder / "collections")
+    done = subprocess.run(
+        [str(program), *words[1:]], cwd=folder, env=clean, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_site_is_read_by_this_ansible_and_lists_every_layer() -> None:
+    for how, words in (("--syntax-check", "playbook: "), ("--list-tasks", "dynamo : configure | Start the units")):
+        done = run_playbook("inventory/pair", "site.yml", how)
+        assert done.returncode == 0 and words in done.stdout, done.stdout + done.stderr
+
+
+def test_the_collection_is_built_installed_and_documented(tmp_path: Path) -> None:
+    """What another lab installs, without this checkout."""
+    away(tmp_path, "ansible-galaxy", "collection", "build", "--output-path", str(tmp_path), str(ROOT))
+    [archive] = tmp_path.glob("goodput-spark-*.tar.gz")
+    away(tmp_path, "ansible-galaxy", "collection", "install", archive.name, "--no-deps", "--offline", "--force")
+    installed = tmp_path / "collections/ansible_collections/goodput/spark"
+    modules = [f"goodput.spark.{path.stem}" for path in sorted((installed / "plugins/modules").glob("*.py"))]
+    assert len(modules) > 20
+    assert set(json.loads(away(tmp_path, "ansible-doc", "-t", "module", "--json", *modules))) == set(modules)
 
 
 def test_a_playbook_whose_role_reads_the_plan_makes_it() -> None:
