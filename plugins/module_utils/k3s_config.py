@@ -237,7 +237,7 @@ def reservations(plan: Mapping[str, Any], node: str) -> dict[str, str]:
     except KeyError as error:
         raise K3sError(
             f"found no {error} for {node} in the plan; required: the budget of this node; fix: run playbooks/plan.yml "
-            f"in the same run, or set k3s_system_reserved, k3s_kube_reserved and k3s_eviction_memory_available"
+            f"in the same run, or set k3s_system_reserved, k3s_kube_reserved and k3s_eviction_hard"
         ) from None
     return {
         "system": f"{rounded_mib(system)}Mi",
