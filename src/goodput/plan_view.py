@@ -104,9 +104,9 @@ def _sizes(console: Console, plan: Mapping[str, Any]) -> None:
         f"{size['device_full_prefixes']:,}",
         "",
     )
+    lmcache = plan["inputs"]["profile"]["lmcache"]
+    retains = lmcache["store_policy"] == "default" or lmcache["prefetch_policy"] == "retain"
     if enabled:
-        lmcache = plan["inputs"]["profile"]["lmcache"]
-        retains = lmcache["store_policy"] == "default" or lmcache["prefetch_policy"] == "retain"
         table.add_row(
             "L1, retains" if retains else "L1, stages only",
             gib(size["l1_bytes"]),
@@ -137,11 +137,15 @@ def _sizes(console: Console, plan: Mapping[str, Any]) -> None:
             f" {size['longest_prefix_bytes']:,} bytes, typical {size['typical_prompt_tokens']:,} ="
             f" {size['typical_prompt_chunks']} chunks"
         )
+        room = (
+            f"{size['l1_guaranteed_chunks']} of {size['l1_chunks']} chunks are guaranteed free"
+            if retains
+            else f"{size['store_reserve_chunks']} chunks kept for stores"
+        )
         facts.append(
             f"restores in L1 at once: {size['restores_at_once_longest']} of the longest or"
             f" {size['restores_at_once_typical']} typical; {size['simultaneous_restores']} may arrive together and fit"
-            f" if they average <= {size['mean_chunks_at_once']} chunks ({size['mean_tokens_at_once']:,} tokens);"
-            f" {size['store_reserve_chunks']} chunks kept for stores"
+            f" if they average <= {size['mean_chunks_at_once']} chunks ({size['mean_tokens_at_once']:,} tokens); {room}"
         )
         facts.append(
             f"restores in flight (F) {size['prefetch_max_in_flight']}; it limits loads, it does not protect L1"

@@ -52,16 +52,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "good, bad = 0, (high - low) // step + 1",
         "0 -> -1",
     ): "the search tries the first step again, which is known to fit",
-    (
-        "solve",
-        "least = max(least, ceil_div(longest_bytes * 1000, room))",
-        "ceil_div -> //",
-    ): "one byte, rounded up to 256 MiB two lines below",
-    (
-        "solve",
-        "wish = max(wish, ceil_div(stated * 1000, room), least)",
-        "ceil_div -> //",
-    ): "one byte, rounded up to 256 MiB in the next line",
 }
 
 

@@ -56,18 +56,32 @@ def predict_restores(slots: int, resident: int, arrivals: Sequence[int], read_be
     return outcome
 
 
-def restores_at_once(l1_bytes: int, reserve_bytes: int, prefix_bytes: int) -> int:
-    """How many restores of ``prefix_bytes`` fit beside the store reserve: ``floor((L1 - S) / prefix)``."""
-    return max(l1_bytes - reserve_bytes, 0) // prefix_bytes if prefix_bytes else 0
+def room_bytes(l1_bytes: int, reserve_bytes: int, held_millis: int) -> int:
+    """What restores can count on: L1 without the store reserve, and of a retaining L1 never more than is guaranteed.
+
+    ``held_millis`` is the watermark of a retaining L1 in thousandths, 0 for one that only stages.
+    """
+    return max(min(l1_bytes - reserve_bytes, guaranteed_bytes(l1_bytes, held_millis)), 0)
 
 
-def mean_chunks_at_once(slots: int, store_reserve: int, arrivals: int) -> int:
+def l1_bytes_for(room: int, reserve_bytes: int, held_millis: int) -> int:
+    """The least L1 whose ``room_bytes`` is ``room``; at a watermark of 1 no size has one, and only S is counted."""
+    guaranteed = ceil_div(room * 1000, 1000 - held_millis) if held_millis < 1000 else 0
+    return max(room + reserve_bytes, guaranteed)
+
+
+def restores_at_once(room: int, prefix_bytes: int) -> int:
+    """How many restores of ``prefix_bytes`` fit: ``floor(room / prefix)``."""
+    return room // prefix_bytes if prefix_bytes else 0
+
+
+def mean_chunks_at_once(room_chunks: int, arrivals: int) -> int:
     """The mean length, in chunks, at which ``arrivals`` simultaneous restores just fit."""
-    return max(slots - store_reserve, 0) // arrivals
+    return room_chunks // arrivals
 
 
 def prefetch_in_flight(restores: int, waiting: int, arrivals: int) -> int:
-    """F = ``floor((L1 - S) / N) - W``, at least 1 and not above what can arrive.
+    """F = ``floor(room / N) - W``, at least 1 and not above what can arrive.
 
     It keeps hopeless loads off the disk; it does not protect L1.
     """

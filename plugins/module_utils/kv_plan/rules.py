@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from . import device, geometry, memory
+from . import device, geometry, l1, memory
 from .checks import GIB, PlanInputError, ceil_div, nearest
 from .profile import AUTO, version_tuple
 from .solve import L1_STEP_BYTES, Context, watermark_millis
@@ -181,6 +181,29 @@ def _gib_up(size: int) -> str:
     return f"{ceil_div(size, L1_STEP_BYTES) * L1_STEP_BYTES / GIB:g}"
 
 
+def _room(ctx: Context) -> tuple[str, str]:
+    """What restores can count on, in chunks: as a term of a formula and in words."""
+    size = ctx.sizes
+    if ctx.retains and size.l1_room_chunks == size.l1_guaranteed_chunks:
+        words = f"the {size.l1_room_chunks} of {size.l1_chunks} chunks that are guaranteed free"
+        return f"{size.l1_room_chunks}", words
+    term = f"{size.l1_chunks} - {size.store_reserve_chunks}"
+    return f"({term})", f"{term} chunks of L1"
+
+
+_STAGE_ONLY = "set lmcache.store_policy: skip_l1 and prefetch_policy: default so that L1 only stages"
+
+
+def _can_stage_only(ctx: Context) -> bool:
+    """A tier below stores, and no peer reads what L1 retains."""
+    return ctx.profile.lmcache.l2.adapter != "none" and not ctx.profile.lmcache.p2p.enabled
+
+
+def _l1_for(ctx: Context, room: int) -> int:
+    reserve = ctx.sizes.store_reserve_chunks * ctx.sizes.chunk_slot_bytes
+    return l1.l1_bytes_for(room, reserve, ctx.held_millis)
+
+
 def _prefix(ctx: Context) -> str:
     size = ctx.sizes
     return (
@@ -299,13 +322,12 @@ def _kv005(ctx: Context) -> Iterator[Hit]:
     waiting = ctx.profile.load.waiting_restores
     allowed = max(size.restores_at_once_longest - waiting, 1)
     if ctx.stages and size.longest_prompt_chunks > 0 and size.prefetch_max_in_flight > allowed:
-        formula = f"floor(({size.l1_chunks} - {size.store_reserve_chunks}) / {size.longest_prompt_chunks}) - {waiting}"
-        needed = (size.prefetch_max_in_flight + waiting) * size.longest_prefix_bytes
-        needed += size.store_reserve_chunks * size.chunk_slot_bytes
+        room, words = _room(ctx)
+        needed = _l1_for(ctx, (size.prefetch_max_in_flight + waiting) * size.longest_prefix_bytes)
         yield Hit(
             f"{size.prefetch_max_in_flight} restores in flight, each of up to {size.longest_prompt_chunks} chunks, in"
-            f" an L1 of {size.l1_chunks} chunks",
-            f"at most {allowed} (= {formula}, at least 1)",
+            f" {words}",
+            f"at most {allowed} (= floor({room} / {size.longest_prompt_chunks}) - {waiting}, at least 1)",
             f"set lmcache.prefetch_max_in_flight: auto, or lmcache.l1.size_gib to {_gib_up(needed)}",
         )
 
@@ -331,17 +353,15 @@ def _kv006(ctx: Context) -> Iterator[Hit]:
         return
     w = part.eviction_watermark
     remedies = []
-    if ctx.profile.lmcache.l2.adapter != "none" and not ctx.profile.lmcache.p2p.enabled:
+    if _can_stage_only(ctx):
         staging = size.longest_prefix_bytes + size.store_reserve_chunks * size.chunk_slot_bytes
         remedies.append(
-            "set lmcache.store_policy: skip_l1 and prefetch_policy: default so that L1 only stages (then"
+            f"{_STAGE_ONLY} (then"
             f" {_gib_up(staging)} GiB hold one such restore, and each further one at the same time takes"
             f" {_gib(size.longest_prefix_bytes)} more)"
         )
     if watermark_millis(ctx.profile) < 1000:
-        remedies.append(
-            f"set lmcache.l1.size_gib to at least {_gib_up(math.ceil(size.longest_prefix_bytes / (1 - w)))}"
-        )
+        remedies.append(f"set lmcache.l1.size_gib to at least {_gib_up(_l1_for(ctx, size.longest_prefix_bytes))}")
     if size.l1_bytes > size.longest_prefix_bytes:
         best = math.floor(100 * (1 - size.longest_prefix_bytes / size.l1_bytes)) / 100
         if best >= 0.05:
@@ -938,16 +958,16 @@ def _kv028(ctx: Context) -> Iterator[Hit]:
     size = ctx.sizes
     if not ctx.stages or size.longest_prompt_chunks == 0 or size.restores_at_once_longest < 1:
         return
-    stated = size.longest_prefix_bytes + (size.simultaneous_restores - 1) * size.typical_prefix_bytes
-    reserve = size.store_reserve_chunks * size.chunk_slot_bytes
-    if stated + reserve > size.l1_bytes:
+    if size.simultaneous_restores_bytes > size.l1_room_bytes:
+        needed = _l1_for(ctx, size.simultaneous_restores_bytes)
+        stage = f"or {_STAGE_ONLY}, " if ctx.retains and _can_stage_only(ctx) else ""
         yield Hit(
-            f"{size.l1_chunks} - {size.store_reserve_chunks} chunks stage {size.restores_at_once_longest} restores of"
+            f"{_room(ctx)[1]} stage {size.restores_at_once_longest} restores of"
             f" the longest prompt; {size.simultaneous_restores} simultaneous requests restore only if they average <="
             f" {size.mean_chunks_at_once} chunks ({size.mean_tokens_at_once:,} tokens)",
             f"one of {size.longest_prompt_chunks} and {size.simultaneous_restores - 1} of {size.typical_prompt_chunks}"
-            f" chunks at once, with the reserve {_gib(stated + reserve)}",
-            f"set lmcache.l1.size_gib to {_gib_up(stated + reserve)} or auto, or state fewer in"
+            f" chunks at once, in an L1 of {_gib(needed)}",
+            f"set lmcache.l1.size_gib to {_gib_up(needed)} or auto, {stage}or state fewer in"
             " load.simultaneous_restores",
         )
 

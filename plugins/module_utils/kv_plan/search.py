@@ -92,13 +92,7 @@ def _lower_prefixes(ctx: Context) -> int:
 
 def _stages_stated(ctx: Context) -> bool:
     """The stated simultaneous restores fit in L1 (in what eviction guarantees, if L1 also retains)."""
-    size = ctx.sizes
-    if not ctx.stages:
-        return True
-    room = (
-        size.l1_guaranteed_bytes if ctx.retains else size.l1_bytes - size.store_reserve_chunks * size.chunk_slot_bytes
-    )
-    return room >= size.longest_prefix_bytes + (size.simultaneous_restores - 1) * size.typical_prefix_bytes
+    return not ctx.stages or ctx.sizes.l1_room_bytes >= ctx.sizes.simultaneous_restores_bytes
 
 
 def _judge(profile: Profile, policy: Policy, model: Model, nodes: Sequence[Node]) -> tuple[Context, Candidate | None]:

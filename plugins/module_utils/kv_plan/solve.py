@@ -62,10 +62,13 @@ class Sizes:
     l1_full_prefixes: int
     l1_guaranteed_bytes: int
     l1_guaranteed_chunks: int
+    l1_room_bytes: int
+    l1_room_chunks: int
     store_reserve_chunks: int
     restores_at_once_longest: int
     restores_at_once_typical: int
     simultaneous_restores: int
+    simultaneous_restores_bytes: int
     mean_chunks_at_once: int
     mean_tokens_at_once: int
     prefetch_max_in_flight: int
@@ -101,9 +104,11 @@ class Context:
 
     @property
     def retains(self) -> bool:
-        """L1 keeps what it stored (staging with ``skip_l1`` and the default prefetch policy keeps nothing)."""
-        lmcache = self.profile.lmcache
-        return lmcache.enabled and (lmcache.store_policy == "default" or lmcache.prefetch_policy == "retain")
+        return retains(self.profile)
+
+    @property
+    def held_millis(self) -> int:
+        return held_millis(self.profile)
 
     @property
     def separate(self) -> bool:
@@ -118,8 +123,19 @@ def separate_effective(profile: Profile) -> bool:
     )
 
 
+def retains(profile: Profile) -> bool:
+    """L1 keeps what it stored (staging with ``skip_l1`` and the default prefetch policy keeps nothing)."""
+    lmcache = profile.lmcache
+    return lmcache.enabled and (lmcache.store_policy == "default" or lmcache.prefetch_policy == "retain")
+
+
 def watermark_millis(profile: Profile) -> int:
     return round(profile.lmcache.l1.eviction_watermark * 1000)
+
+
+def held_millis(profile: Profile) -> int:
+    """The share of L1, in thousandths, that retained chunks hold for as long as they like."""
+    return watermark_millis(profile) if retains(profile) else 0
 
 
 def _largest(low: int, high: int, step: int, fits: Callable[[int], bool]) -> int | None:
@@ -243,16 +259,14 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
     else:
         kv_low = kv_high = int(serving.kv_cache_bytes)
 
-    l1_bytes = 0
+    l1_bytes, reserve_bytes, held = 0, reserve * slot, held_millis(profile)
+    stated = longest_bytes + (arrivals - 1) * typical_bytes
     if lmcache.enabled:
         if lmcache.l1.size_gib == AUTO:
-            stated = longest_bytes + (arrivals - 1) * typical_bytes
-            least, wish = longest_bytes + reserve * slot, stated + reserve * slot
-            room = 1000 - watermark_millis(profile)
-            if (lmcache.store_policy == "default" or lmcache.prefetch_policy == "retain") and room > 0:
-                least = max(least, ceil_div(longest_bytes * 1000, room))
-                wish = max(wish, ceil_div(stated * 1000, room), least)
-            least, wish = (max(_round_up(size, L1_STEP_BYTES), L1_STEP_BYTES) for size in (least, wish))
+            least, wish = (
+                max(_round_up(l1.l1_bytes_for(room, reserve_bytes, held), L1_STEP_BYTES), L1_STEP_BYTES)
+                for room in (longest_bytes, stated)
+            )
             best = _largest(least, wish, L1_STEP_BYTES, lambda size: fits(kv_low, size))
             l1_bytes = least if best is None else best
         else:
@@ -264,15 +278,15 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
 
     # What L1 holds and stages.
     slots = l1.l1_slots(l1_bytes, slot)
-    reserve_bytes = reserve * slot
-    restores_longest = l1.restores_at_once(l1_bytes, reserve_bytes, longest_bytes)
-    restores_typical = l1.restores_at_once(l1_bytes, reserve_bytes, typical_bytes)
+    room = l1.room_bytes(l1_bytes, reserve_bytes, held)
+    restores_longest = l1.restores_at_once(room, longest_bytes)
+    restores_typical = l1.restores_at_once(room, typical_bytes)
     if separate:
         attention, mamba = (_round_up(size, align) for size in geometry.separate_object_bytes(shape, dtypes, chunk))
         states = arrivals * mamba
-        mean_chunks = (max(l1_bytes - reserve_bytes, states) - states) // (arrivals * attention)
+        mean_chunks = (max(room, states) - states) // (arrivals * attention)
     else:
-        mean_chunks = l1.mean_chunks_at_once(slots, reserve, arrivals)
+        mean_chunks = l1.mean_chunks_at_once(room // slot, arrivals)
     guaranteed = l1.guaranteed_bytes(l1_bytes, watermark_millis(profile))
     if not lmcache.enabled:
         in_flight = 0
@@ -295,8 +309,7 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
     kept = l2_bytes * round(lmcache.l2.eviction_watermark * 1000) // (1000 * stored)
     blocks = profile.mocker.num_gpu_blocks if mocker else kv // block_bytes
     tokens = blocks * block if mocker else device.device_tokens(blocks, per_request, max_len)
-    retaining = lmcache.enabled and (lmcache.store_policy == "default" or lmcache.prefetch_policy == "retain")
-    l1_kept = retaining * (l1_bytes * watermark_millis(profile) // (1000 * slot) * chunk)
+    l1_kept = l1_bytes * held // (1000 * slot) * chunk
 
     sizes = Sizes(
         block_size_tokens=block,
@@ -329,10 +342,13 @@ def resolve(profile: Profile, model: Model, nodes: Sequence[Node], observed: Obs
         l1_full_prefixes=slots // n_longest if n_longest else 0,
         l1_guaranteed_bytes=guaranteed,
         l1_guaranteed_chunks=guaranteed // slot,
+        l1_room_bytes=room,
+        l1_room_chunks=room // slot,
         store_reserve_chunks=reserve,
         restores_at_once_longest=restores_longest,
         restores_at_once_typical=restores_typical,
         simultaneous_restores=arrivals,
+        simultaneous_restores_bytes=stated,
         mean_chunks_at_once=mean_chunks,
         mean_tokens_at_once=mean_chunks * chunk,
         prefetch_max_in_flight=in_flight,

@@ -66,21 +66,31 @@ def test_retention_on_0_5_6_without_a_gpu(watermark: int, hits: int) -> None:
 
 def test_restores_at_once_of_the_articles_two_runs() -> None:
     chunk, gib = 103_809_024, 2**30
-    assert [l1.restores_at_once(size * gib, 0, 31 * chunk) for size in (4, 8)] == [1, 2]
-    assert [l1.restores_at_once(size * gib, 0, 14 * chunk) for size in (4, 8)] == [2, 5]
-    assert [l1.restores_at_once(8 * gib, 8 * chunk, n * chunk) for n in (31, 14)] == [2, 5]
-    assert l1.mean_chunks_at_once(82, 8, 5) == 14
+    assert [l1.restores_at_once(size * gib, 31 * chunk) for size in (4, 8)] == [1, 2]
+    assert [l1.restores_at_once(size * gib, 14 * chunk) for size in (4, 8)] == [2, 5]
+    room = l1.room_bytes(8 * gib, 8 * chunk, 0)
+    assert [l1.restores_at_once(room, n * chunk) for n in (31, 14)] == [2, 5]
+    assert l1.mean_chunks_at_once(room // chunk, 5) == 14
     assert l1.store_reserve_chunks(8447, 4224) == 8
     assert l1.guaranteed_bytes(4 * gib, 800) // chunk == 8
 
 
 def test_edges_of_the_room() -> None:
-    assert l1.restores_at_once(10, 4, 3) == 2
-    assert l1.restores_at_once(9, 4, 3) == 1
-    assert l1.restores_at_once(3, 4, 1) == 0
-    assert l1.restores_at_once(10, 4, 0) == 0
-    assert l1.restores_at_once(10, 4, 1) == 6
-    assert l1.mean_chunks_at_once(3, 4, 1) == 0
+    assert [l1.room_bytes(size, 4, 0) for size in (10, 9, 3)] == [6, 5, 0]
+    assert l1.room_bytes(10_000, 4, 800) == 2_000  # retaining: what is guaranteed
+    assert l1.room_bytes(10_000, 9_000, 800) == 1_000  # or what stores leave, if that is less
+    assert l1.l1_bytes_for(2_000, 4, 800) == 10_000
+    assert l1.l1_bytes_for(2_000, 4, 700) == 6_667
+    assert l1.l1_bytes_for(1_000, 9_000, 800) == 10_000
+    assert l1.l1_bytes_for(6, 4, 0) == 10
+    assert l1.l1_bytes_for(7, 4, 999) == 7_000
+    assert l1.l1_bytes_for(7, 4, 1_000) == 11
+    assert l1.l1_bytes_for(0, 0, 1_000) == 0
+    assert l1.restores_at_once(6, 3) == 2
+    assert l1.restores_at_once(5, 3) == 1
+    assert l1.restores_at_once(6, 0) == 0
+    assert l1.restores_at_once(6, 1) == 6
+    assert l1.mean_chunks_at_once(0, 1) == 0
     assert l1.guaranteed_bytes(1_000_000, 800) == 200_000
     assert l1.guaranteed_bytes(999, 500) == 499
     assert l1.guaranteed_bytes(10**12, 0) == 10**12
@@ -129,6 +139,30 @@ def test_kv16_l14_is_refused_with_what_would_work() -> None:
         assert plan("super-kv16-l14", settings=settings | auto)["ok"]
     room = {"lmcache.l1.size_gib": 15, "serving.kv_cache_bytes": 10_000_000_000}
     assert plan("super-kv16-l14", settings=room | auto)["ok"]
+
+
+def test_a_retaining_l1_stages_only_in_what_is_guaranteed() -> None:
+    """15 GiB hold 155 chunks, but only 31 of them are sure to be free: one restore, not four."""
+    settings = {"lmcache.store_policy": "default", "lmcache.l1.size_gib": 15}
+    result = plan("super-recommended", settings=settings)
+    sizes = result["sizes"]
+    assert sizes["l1_room_chunks"] == sizes["l1_guaranteed_chunks"] == 31
+    assert (sizes["restores_at_once_longest"], sizes["restores_at_once_typical"]) == (1, 2)
+    assert sizes["prefetch_max_in_flight"] == 1
+    assert sizes["mean_chunks_at_once"] == 31 // 5
+    assert warned(result) == {"KV028"}
+    text = message(result, "KV028")
+    assert "the 31 of 155 chunks that are guaranteed free stage 1 restores" in text
+    # Five at once need 31 + 4 x 14 = 87 chunks of guaranteed room: 435 chunks.
+    assert "size_gib to 42.25" in text and "store_policy: skip_l1" in text
+    two = plan("super-recommended", settings=settings | {"lmcache.prefetch_max_in_flight": 2})
+    assert refused(two) == {"KV005"}
+    assert "at most 1 (= floor(31 / 31) - 0, at least 1)" in message(two, "KV005")
+    assert "size_gib to 30" in message(two, "KV005")
+    enough = {"lmcache.l1.size_gib": 42.25, "serving.kv_cache_bytes": 2_000_000_000, "memory.weights_bytes": 0}
+    assert plan("super-recommended", settings=settings | enough)["warnings"] == []
+    staging = plan("super-recommended", settings={"lmcache.l1.size_gib": 15})["sizes"]
+    assert (staging["restores_at_once_longest"], staging["prefetch_max_in_flight"]) == (4, 4)
 
 
 def test_kv12_l18_fits_for_two_full_restores_with_its_two_warnings() -> None:
