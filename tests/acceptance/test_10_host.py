@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from typing import Any
 
 AGAIN = "run `ansible-playbook site.yml --tags host`"
 SLEEP = ("sleep.target", "suspend.target", "hibernate.target", "hybrid-sleep.target", "suspend-then-hibernate.target")
 # What the nodes may differ by once they keep each other's time.
 OFFSET_LIMIT_SECONDS = 0.5
+# Ours, and what we build on. A desktop's other units may fail for reasons that are nobody's business here.
+OURS = ("goodput-*", "srv-goodput*", "opt-goodput*", "k3s*", "chrony*", "nvidia-*", "containerd*", "docker*")
+SYSTEM = ("NetworkManager*", "systemd-networkd*", "netplan*", "systemd-sysctl*", "systemd-modules-load*", "ssh*")
 
 
 def look(sh: Any, host: Any) -> Any:
@@ -96,11 +101,10 @@ def test_sleep_is_masked(host: Any, sh: Any, check: Any) -> None:
 
 
 def test_memory(host: Any, sh: Any, check: Any) -> None:
-    "Swappiness is low now and after a reboot, and the serving account may pin memory"
+    "Swappiness is as the site chose it, now and after a reboot, and the serving account may pin memory"
     seen = look(sh, host)
-    value = int(seen["swappiness"].stdout)
-    check(value, "10 or less", AGAIN, ok=value <= 10, what="vm.swappiness")
-    check(f"vm.swappiness={value}" in seen["persisted"].stdout.replace(" ", ""), True, AGAIN, what="persisted")
+    kept = re.search(r"^vm\.swappiness *= *(\d+)", seen["persisted"].stdout, re.M)
+    check(seen["swappiness"].stdout.strip(), kept[1] if kept else "a value in sysctl.d", AGAIN, what="vm.swappiness")
     check(seen["memlock"].stdout.strip(), "unlimited", AGAIN, what="ulimit -l of goodput")
 
 
@@ -124,6 +128,7 @@ def test_swap_is_as_the_system_had_it(host: Any, sh: Any, check: Any) -> None:
 
 
 def test_no_failed_unit(host: Any, sh: Any, check: Any) -> None:
-    "No unit has failed"
+    "No unit of ours has failed, and none that we build on"
     failed = look(sh, host)["failed"].stdout.split()
-    check(failed, [], "systemctl status UNIT; journalctl -u UNIT", what="failed units")
+    matter = [unit for unit in failed if any(fnmatch.fnmatch(unit, pattern) for pattern in (*OURS, *SYSTEM))]
+    check(matter, [], "systemctl status UNIT; journalctl -u UNIT", what="failed units")

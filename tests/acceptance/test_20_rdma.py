@@ -1,4 +1,4 @@
-"""Rails: addresses, MTU, GIDs and jumbo frames on both rails, and a proof by counters since this boot."""
+"""Rails: addresses, MTU, GIDs and whole frames on both rails, and a proof by counters since this boot."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import yaml
 AGAIN = "run `ansible-playbook site.yml --tags rdma`"
 NETPLAN = "/etc/netplan/90-goodput-rails.yaml"
 PROOF = "/var/lib/goodput/rdma-proof.json"
-MTU = 9000
-PAYLOAD = MTU - 28
+# IPv4 and ICMP headers.
+HEADERS_BYTES = 28
 GID = re.compile(r"(?P<port>/sys/\S+?/ports/1)/gids/(?P<index>\d+):(?P<gid>[0-9a-f:]+)$")
 
 
@@ -60,7 +60,7 @@ def test_netplan(host: Any, sh: Any, check: Any) -> None:
 
 
 def test_links(host: Any, sh: Any, check: Any) -> None:
-    "Each rail is up with its address and MTU 9000, and has no IPv6"
+    "Each rail is up with the address and MTU that netplan has for it, and has no IPv6"
     links = {link["ifname"]: link for link in json.loads(look(sh, host)["addresses"].stdout)}
     for netdev, rail in rails(sh, host).items():
         link = links.get(netdev, {})
@@ -71,7 +71,7 @@ def test_links(host: Any, sh: Any, check: Any) -> None:
             f"see that the cable is in and the link up; {remedy}",
             what=f"{netdev} state",
         )
-        check(link.get("mtu", 0), MTU, remedy, what=f"{netdev} MTU")
+        check(link.get("mtu", 0), rail.get("mtu", "an MTU in netplan"), remedy, what=f"{netdev} MTU")
         held = [f"{entry['local']}/{entry['prefixlen']}" for entry in link.get("addr_info", [])]
         check(held, rail["addresses"], remedy, what=f"{netdev} addresses")
 
@@ -105,8 +105,9 @@ def test_jumbo(host: Any, peer: Any, sh: Any, check: Any) -> None:
     theirs = [rail["addresses"][0].partition("/")[0] for rail in rails(sh, peer).values()]
     macs = {link["ifname"]: link["address"] for link in json.loads(look(sh, peer)["addresses"].stdout)}
     pairs = list(zip(rails(sh, host), theirs, rails(sh, peer), strict=True))
+    payload = {netdev: int(rail.get("mtu", 1500)) - HEADERS_BYTES for netdev, rail in rails(sh, host).items()}
     commands = {
-        netdev: f"ping -n -q -M do -s {PAYLOAD} -I {netdev} -c 3 -i 0.2 -W 2 {address} >/dev/null && "
+        netdev: f"ping -n -q -M do -s {payload[netdev]} -I {netdev} -c 3 -i 0.2 -W 2 {address} >/dev/null && "
         f"ip -4 neigh show to {address} dev {netdev} && ip route get {address}"
         for netdev, address, _ in pairs
     }
@@ -114,7 +115,7 @@ def test_jumbo(host: Any, peer: Any, sh: Any, check: Any) -> None:
     for index, (netdev, address, other) in enumerate(pairs):
         out = answers[netdev].stdout
         remedy = f"compare MTU, address and link of rail {index} on {host.name} and {peer.name}; {AGAIN}"
-        check(answers[netdev].rc, 0, remedy, what=f"rail {index}: {PAYLOAD} bytes to {address}")
+        check(answers[netdev].rc, 0, remedy, what=f"rail {index}: {payload[netdev]} bytes to {address}")
         check(
             macs[other] in out,
             True,
