@@ -11,6 +11,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ansible_collections.goodput.spark.plugins.module_utils.k3s_node import KUBECTL_CACHE
 from ansible_collections.goodput.spark.plugins.module_utils.rdma_counters import LOSS_COUNTERS, SOURCES
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer, Sample, samples
 
@@ -98,18 +99,25 @@ done
 true
 """
 )
-# Only the server has the admin's kubeconfig. Lists of objects, each followed by the separator.
-KUBE = r"""
+# Only the server has the admin's kubeconfig. What kubectl keeps of the API goes where a reset takes it away.
+ON_SERVER = f"""
 [ -r /etc/rancher/k3s/k3s.yaml ] && [ -x /usr/local/bin/k3s ] || exit 0
+export KUBECACHEDIR={KUBECTL_CACHE}
+"""
+# Lists of objects, each followed by the separator.
+KUBE = (
+    ON_SERVER
+    + r"""
 timeout 40 /usr/local/bin/k3s kubectl get nodes,pods --all-namespaces -o json; printf '\036'
 timeout 20 /usr/local/bin/k3s kubectl get dynamographdeployments.nvidia.com --all-namespaces -o json 2>/dev/null
 printf '\036'
 """
+)
 # The endpoint's port is the same on every node.
 KUBE_HTTP = (
     FUNCTIONS
+    + ON_SERVER
     + r"""
-[ -r /etc/rancher/k3s/k3s.yaml ] && [ -x /usr/local/bin/k3s ] || exit 0
 h=$(sed -n 's/^node-ip: *//p' /etc/rancher/k3s/config.yaml | tr -d "'\"")
 set -- $(timeout 20 /usr/local/bin/k3s kubectl get services --all-namespaces -l app.kubernetes.io/part-of=goodput \
   -o 'jsonpath={.items[*].spec.ports[*].nodePort}')

@@ -6,10 +6,11 @@ import copy
 import io
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.goodput.spark.plugins.module_utils import kube_status
+from ansible_collections.goodput.spark.plugins.module_utils import k3s_node, kube_status
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import kube_objects
 from ansible_collections.goodput.spark.plugins.module_utils.kube_serving import templates
 from kube_pods import DIGESTS, Object, release, site
@@ -199,3 +200,15 @@ def test_one_screen(plans: dict[str, dict[str, Any]]) -> None:
 def test_where_no_server_is_nothing_is_asked(question: str) -> None:
     done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("question", [node_questions.KUBE, node_questions.KUBE_HTTP])
+def test_kubectl_keeps_nothing_in_roots_home(question: str, tmp_path: Path) -> None:
+    """A reset removes /run/goodput-kubectl; ~/.kube it does not touch."""
+    program, said = tmp_path / "k3s", tmp_path / "said"
+    program.write_text(f'#!/bin/sh\necho "$KUBECACHEDIR" >> {said}\n')
+    program.chmod(0o755)
+    (tmp_path / "k3s.yaml").write_text("")
+    script = question.replace("/usr/local/bin/k3s", str(program)).replace("/etc/rancher/k3s", str(tmp_path))
+    subprocess.run(["sh", "-c", script], capture_output=True, check=True)
+    assert set(said.read_text().split()) == {k3s_node.KUBECTL_CACHE}
