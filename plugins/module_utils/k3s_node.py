@@ -241,8 +241,14 @@ class Node:
                 found.add(match[1].replace("_", "-"))
         return sorted(found)
 
+    def pod_name(self, uid: str) -> str:
+        """NAMESPACE/NAME of a pod of this node, from the folder of its logs; its uid where there is none."""
+        folder = next(self.path("/var/log/pods").glob(f"*_{uid}"), None)
+        return "/".join(folder.name.split("_")[:2]) if folder else uid
+
     def look(self) -> dict[str, Any]:
         """All of the above, for the probe."""
+        limited = self.limited_pods()
         return {
             "binary": self.binary(),
             "units": self.units(),
@@ -253,7 +259,8 @@ class Node:
             "missing_modules": self.missing_modules(),
             "nvidia": self.nvidia(),
             "cgroup_memory": self.cgroup_memory(),
-            "limited_pods": self.limited_pods(),
+            "limited_pods": limited,
+            "limited_pod_names": [self.pod_name(uid) for uid in limited],
         }
 
 

@@ -95,6 +95,11 @@ limited_pods:
   type: list
   elements: str
   returned: always
+limited_pod_names:
+  description: The same pods as NAMESPACE/NAME.
+  type: list
+  elements: str
+  returned: always
 """
 
 from pathlib import Path

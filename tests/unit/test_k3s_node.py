@@ -144,6 +144,11 @@ def test_pods_with_limited_memory_are_found_by_their_processes(node: n.Node) -> 
     process(node, 21, "python", group.replace("0b3cf1a0", "ffffffff"))
     process(node, 22, "bash", "/user.slice", locked="8388608")
     assert node.limited_pods() == [POD]
+    assert node.look()["limited_pod_names"] == [POD]
+    (node.root / f"var/log/pods/serving_worker-0_{POD}").mkdir(parents=True)
+    assert node.look()["limited_pod_names"] == ["serving/worker-0"]
+    verify = (Path(__file__).resolve().parents[2] / "roles/k3s/tasks/verify.yml").read_text()
+    assert "limited locked memory ' ~ __k3s_after.limited_pod_names" in verify
 
 
 def test_the_runtime_is_configured_only_if_containerd_says_so(node: n.Node) -> None:
