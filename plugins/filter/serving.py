@@ -30,6 +30,7 @@ class FilterModule:
             "serving_argument": refused(logic.argument),
             "serving_arguments": refused(logic.arguments),
             "serving_environment": refused(logic.environment),
+            "serving_environment_values": refused(logic.environment_values),
             "serving_exec": refused(logic.exec_line),
             "serving_l2_exec": refused(logic.l2_exec_line),
             "serving_planes": refused(logic.planes),

@@ -184,6 +184,33 @@ def environment(variables: Mapping[str, Any], values: Mapping[str, Any]) -> list
     ]
 
 
+# How variables begin that change what a process does with the cache, whoever gave them; and those of the owner's
+# /etc/goodput/lmcache.secret, which no plan knows and no verdict may show.
+JUDGED_VARIABLES = ("UCX_", "MC_", "VLLM_", "LMCACHE_", "DYN_ROUTER_")
+SECRET_VARIABLES = ("LMCACHE_RESP_",)
+
+
+def environment_differences(
+    running: Mapping[str, str], planned: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(found, required) of the judged variables that differ; both are empty when the process has what was planned."""
+    names = sorted(
+        name
+        for name in running.keys() | planned.keys()
+        if name.startswith(JUDGED_VARIABLES)
+        and not name.startswith(SECRET_VARIABLES)
+        and running.get(name) != planned.get(name)
+    )
+    return {name: running.get(name, "not set") for name in names}, {
+        name: planned.get(name, "not set") for name in names
+    }
+
+
+def variables(text: str, separator: str = "\0") -> dict[str, str]:
+    """/proc/PID/environ by name."""
+    return dict(line.partition("=")[::2] for line in text.split(separator) if "=" in line)
+
+
 # What every process of Dynamo is told beside its plan. Addresses are always given: a node has a management network and
 # two rails, and Dynamo would guess.
 PLANE_ENVIRONMENT = {
@@ -725,8 +752,24 @@ def command_line(pid: str, proc_root: str = "/proc") -> list[str]:
     return _read(os.path.join(proc_root, pid, "cmdline")).split("\0")[:-1]
 
 
-def unit_checks(unit: str, properties: Mapping[str, str], running: Sequence[str], words: Sequence[str]) -> list[Check]:
-    """Rows: the unit is active, starts at boot, and runs exactly the planned arguments."""
+def process_environment(pid: str, proc_root: str = "/proc") -> dict[str, str]:
+    """What a running process was started with."""
+    return variables(_read(os.path.join(proc_root, pid, "environ")))
+
+
+def unit_checks(
+    unit: str,
+    properties: Mapping[str, str],
+    running: Sequence[str],
+    words: Sequence[str],
+    given: Mapping[str, str] | None = None,
+    planned: Mapping[str, str] | None = None,
+) -> list[Check]:
+    """Rows: the unit is active, starts at boot, and runs exactly the planned arguments and environment.
+
+    :param given: what the process was started with; only judged variables are compared.
+    :param planned: what it must have been started with; None where nobody says.
+    """
     log = f"read `journalctl -u {unit}`"
     rows = [
         row(f"{unit} runs", properties.get("ActiveState", "unknown"), "active", log),
@@ -746,6 +789,17 @@ def unit_checks(unit: str, properties: Mapping[str, str], running: Sequence[str]
                 "as planned" if same else " ".join(words),
                 f"`systemctl restart {unit}`",
                 same,
+            )
+        )
+    if rows[0]["ok"] and planned is not None:
+        found, required = environment_differences(given or {}, planned)
+        rows.append(
+            row(
+                f"{unit} has the planned environment",
+                found or "as planned",
+                required or "as planned",
+                f"remove the file that `systemctl cat {unit}` shows beside its own; `systemctl restart {unit}`",
+                not found,
             )
         )
     return rows

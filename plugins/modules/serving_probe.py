@@ -15,7 +15,10 @@ description:
   - Changes nothing. Completions that O(frontend) asks for go through the router like those of any client.
 options:
   units:
-    description: Units that must run, each with C(name) and C(arguments), the last words of its command line.
+    description:
+      - Units that must run, each with C(name), C(arguments), the last words of its command line, and C(environment).
+      - Of the environment those variables are compared that steer the cache (C(UCX_), C(MC_), C(VLLM_), C(LMCACHE_),
+        C(DYN_ROUTER_)); one that is not planned is a finding, too. Without C(environment) nothing is compared.
     type: list
     elements: dict
     default: []
@@ -120,7 +123,15 @@ def unit_rows(units: list[dict[str, Any]], states: dict[str, dict[str, str]]) ->
         state = states[unit["name"]]
         running = logic.command_line(state.get("MainPID", "0"))
         words = logic.running_words([str(word) for word in unit.get("arguments") or []], report)
-        rows += logic.unit_checks(unit["name"], state, running, words)
+        planned = unit.get("environment")
+        rows += logic.unit_checks(
+            unit["name"],
+            state,
+            running,
+            words,
+            logic.process_environment(state.get("MainPID", "0")),
+            None if planned is None else {name: str(value) for name, value in planned.items()},
+        )
     return rows
 
 

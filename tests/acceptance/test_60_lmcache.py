@@ -7,7 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ansible_collections.goodput.spark.plugins.module_utils.serving import L2_REPORT, running_words
+from ansible_collections.goodput.spark.plugins.module_utils.serving import (
+    L2_REPORT,
+    environment_differences,
+    running_words,
+    variables,
+)
 
 pytestmark = pytest.mark.unit("goodput-lmcache")
 UNIT = "goodput-lmcache"
@@ -32,10 +37,16 @@ COMMANDS = {
     "decided": "cat /etc/goodput/lmcache.json",
     "residue": f"cat {L2_REPORT}",
     **{unit: f"tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID {unit})/cmdline" for unit in UNITS},
+    **{f"{unit} environ": f"tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID {unit})/environ" for unit in UNITS},
     "running": f"systemctl is-active {' '.join(UNITS)}",
     "show": f"systemctl show {UNIT} -p ActiveState,UnitFileState,MainPID,Restart,IPAddressDeny,{','.join(HARDENED)}",
     "sockets": f"ss -Hltnp | grep pid=$(systemctl show -P MainPID {UNIT}),",
 }
+
+
+def by_unit(decided: str) -> dict[str, dict[str, Any]]:
+    """What the role wrote down: arguments and environment of each unit."""
+    return {unit["name"]: unit for unit in json.loads(decided or "[]")}
 
 
 def properties(text: str) -> dict[str, str]:
@@ -55,16 +66,16 @@ def needs_l2_files(state: dict[str, Any]) -> None:
 def state(host: Any, sh: Callable[..., Any]) -> dict[str, Any]:
     """systemd's properties, the words of the process, and the server's own /status and /healthcheck."""
     answers = sh(COMMANDS)
-    if UNIT not in json.loads(answers["decided"].stdout or "{}") and answers["decided"].ok:
+    decided = by_unit(answers["decided"].stdout)
+    if UNIT not in decided and answers["decided"].ok:
         pytest.skip("this arrangement has no LMCache server; that none runs is checked")
     words = answers[UNIT].stdout.splitlines()
-    decided = json.loads(answers["decided"].stdout or "{}").get(UNIT, [])
     found: dict[str, Any] = {
         "show": properties(answers["show"].stdout),
         "words": words,
         "status": {},
         "health": "",
-        "decided": decided,
+        "decided": decided.get(UNIT, {}).get("arguments", []),
     }
     found["listen"] = [line.split()[3] for line in answers["sockets"].stdout.splitlines()]
     if "--http-host" in words:
@@ -76,21 +87,28 @@ def state(host: Any, sh: Callable[..., Any]) -> dict[str, Any]:
 
 
 def test_what_runs_is_what_was_decided(host: Any, sh: Callable[..., Any], check: Callable[..., None]) -> None:
-    "Every unit runs the arguments that the plan decided, and no unit of another arrangement runs"
+    "Every unit runs the arguments and environment that the plan decided, and no unit of another arrangement runs"
     answers = sh(COMMANDS)
-    decided: dict[str, list[str]] = json.loads(answers["decided"].stdout or "{}")
+    decided = by_unit(answers["decided"].stdout)
     check(answers["decided"].rc, 0, AGAIN, what="/etc/goodput/lmcache.json")
     states = answers["running"].stdout.split()
     running = [unit for unit, state in zip(UNITS, states, strict=True) if state not in ("inactive", "unknown")]
     check(sorted(running), sorted(decided), AGAIN, what="units")
     residue = json.loads(answers["residue"].stdout or "{}")
-    for unit, arguments in decided.items():
+    for unit, wanted in decided.items():
         # Before the arguments stand python3, the program and its subcommand.
         check(
             answers[unit].stdout.splitlines()[3:],
-            running_words(arguments, residue),
+            running_words(wanted["arguments"], residue),
             f"`systemctl restart {unit}`; {AGAIN}",
             what=unit,
+            unit=unit,
+        )
+        given = variables(answers[f"{unit} environ"].stdout, "\n")
+        check(
+            *environment_differences(given, wanted["environment"]),
+            f"remove what `systemctl cat {unit}` shows beside its own file, then `systemctl restart {unit}`; {AGAIN}",
+            what=f"{unit}, environment",
             unit=unit,
         )
 

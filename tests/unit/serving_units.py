@@ -94,12 +94,17 @@ def _render(folder: Path, result: Path) -> None:
     texts = ", ".join(
         f"'{name}': lookup('ansible.builtin.template', '{roles}/{path}')" for name, path in TEMPLATES.items()
     )
+    decided = "__lmcache_decided + __dynamo_decided"
     everything = "dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'rendered')))"
     partial = folder / "all.json"
     # Facts only, and one file at the end: a task that starts a module for each of the nodes takes minutes.
     tasks: list[dict[str, Any]] = [
         {"ansible.builtin.set_fact": {"goodput_plan": f"{{{{ {plan} }}}}"}},
-        {"ansible.builtin.set_fact": {"rendered": f"{{{{ {{'plan': goodput_plan, {texts}}} }}}}"}},
+        {
+            "ansible.builtin.set_fact": {
+                "rendered": f"{{{{ {{'plan': goodput_plan, 'decided': {decided}, {texts}}} }}}}"
+            }
+        },
         {
             "ansible.builtin.copy": {
                 "content": f"{{{{ {everything} | to_json }}}}",

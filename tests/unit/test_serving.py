@@ -441,6 +441,37 @@ def test_a_unit_runs_the_planned_arguments() -> None:
     ]
 
 
+def test_a_variable_that_steers_the_cache_must_be_planned() -> None:
+    good = {"ActiveState": "active", "UnitFileState": "enabled"}
+    planned = {"UCX_NET_DEVICES": "rocep1s0f0:1", "LMCACHE_TRACK_USAGE": "false", "DYN_SYSTEM_HOST": "10.77.0.1"}
+    # Neither what systemd adds nor the owner's password is judged.
+    given = planned | {"HOME": "/", "LMCACHE_RESP_PASSWORD": "secret", "MCELOG": "1", "DYN_SYSTEM_HOST": "elsewhere"}
+    rows = serving.unit_checks("u", good, ["x"], ["x"], given, planned)
+    assert failed(rows) == [] and rows[-1]["check"] == "u has the planned environment"
+    for change in ({"MC_FORCE_TCP": "1"}, {"UCX_NET_DEVICES": "all"}, {"DYN_ROUTER_USE_KV_EVENTS": "false"}):
+        rows = serving.unit_checks("u", good, ["x"], ["x"], given | change, planned)
+        assert failed(rows) == ["u has the planned environment"]
+        assert rows[-1]["found"] == str(change) and "systemctl cat u" in rows[-1]["remedy"]
+    del given["LMCACHE_TRACK_USAGE"]
+    [row] = [row for row in serving.unit_checks("u", good, ["x"], ["x"], given, planned) if not row["ok"]]
+    assert row["found"] == "{'LMCACHE_TRACK_USAGE': 'not set'}" and "false" in row["required"]
+    assert "secret" not in str(row)
+    assert failed(serving.unit_checks("u", good, ["x"], ["x"], {"MC_FORCE_TCP": "1"})) == []
+
+
+def test_environment_of_a_real_process() -> None:
+    given = {"UCX_TLS": "rc=x", "A": ""}
+    with subprocess.Popen(["/bin/cat"], env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
+        assert child.stdin and child.stdout
+        # Its answer: by then it runs.
+        child.stdin.write(b"x")
+        child.stdout.read(1)
+        found = serving.process_environment(str(child.pid))
+        child.stdin.close()
+    assert found == given == serving.variables("UCX_TLS=rc=x\nA=\n", "\n")
+    assert serving.process_environment("0") == {}
+
+
 def test_command_line_of_a_real_process() -> None:
     assert serving.command_line(str(os.getpid()))[1:] == sys.orig_argv[1:]
     assert serving.command_line("0") == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import serving_units
-from ansible_collections.goodput.spark.plugins.module_utils.serving import argument
+from ansible_collections.goodput.spark.plugins.module_utils.serving import argument, environment_differences
 from serving_units import PROFILES, ROOT, Rendered, environment, node, words
 
 
@@ -43,6 +43,22 @@ def test_units_start_what_the_plan_says(rendered: Rendered, profile: str) -> Non
         # Peers meet at the first node and read over the first rail.
         assert argument(server, "--coordinator-url") == f"http://10.77.0.1:{argument(first, '--port')}"
         assert str(argument(server, "--p2p-advertise-url")).startswith("192.168.100.2:")
+
+
+def test_what_verify_compares_is_what_units_start(rendered: Rendered) -> None:
+    for profile in PROFILES:
+        name = node(profile, 2, 1)
+        plan, decided = rendered[name]["plan"], rendered[name]["decided"]
+        units = ["worker", "etcd", "frontend"] + ["lmcache"] * bool(plan["lmcache_server_args"])
+        units += ["coordinator"] * bool(plan["lmcache_coordinator_args"])
+        assert sorted(each["name"] for each in decided) == sorted(f"goodput-{unit}" for unit in units), profile
+        for each in decided:
+            unit = each["name"].removeprefix("goodput-")
+            line = words(rendered, name, unit)
+            assert line[len(line) - len(each["arguments"]) :] == each["arguments"]
+            given = environment(rendered, name, unit) if unit != "etcd" else {}
+            assert environment_differences(given, each["environment"]) == ({}, {}), (profile, unit)
+            assert each["environment"].items() <= given.items()
 
 
 def test_the_workers_of_a_pair_start_with_the_same_words(rendered: Rendered) -> None:
