@@ -90,6 +90,7 @@ class L2(_Checked):
     """The storing tier below L1. ``adapter`` none: there is no such tier.
 
     ``resp`` (Redis, Valkey), ``valkey`` and ``s3`` are stores that somebody else runs; ``adapter_extra`` says where.
+    Mooncake's master is run by somebody else, too: ``mooncake_master`` says where (HOST:PORT).
     """
 
     _section = "lmcache.l2"
@@ -105,7 +106,12 @@ class L2(_Checked):
     adapter_extra: dict[str, Any] = field(default_factory=dict)
     mooncake_segment_gib: float = _num(0, 0, 4096, "GiB")
     mooncake_ssd_offload: bool = False
-    mooncake_master: str = "{first_node_address}:50051"
+    mooncake_master: str = ""
+
+    @property
+    def on_disk(self) -> bool:
+        """Objects of this tier are files of ours below ``path``."""
+        return self.adapter == "fs_native" or (self.adapter == "mooncake_store" and self.mooncake_ssd_offload)
 
 
 @dataclass(frozen=True)

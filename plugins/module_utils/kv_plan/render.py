@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .checks import ceil_div
+from .checks import ceil_div, gib_to_bytes
 from .solve import Context
 
 
@@ -247,6 +247,13 @@ def lmcache_env(ctx: Context) -> dict[str, str]:
         # Each rail has its own subnet. Without this Mooncake's engine also connects one rail to the other, which
         # failed on the pair; once a read brought wrong bytes at that time (docs/serving.md).
         values["MC_ENABLE_DEST_DEVICE_AFFINITY"] = "1"
+    if store and lmcache.l2.mooncake_ssd_offload:
+        # Mooncake knows no max_capacity_gb: without these it takes 90 % of the disk, and which default evicts is not
+        # documented twice the same.
+        values["MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"] = "{l2_path}"
+        for limit in ("TOTAL_SIZE_LIMIT_BYTES", "BUCKET_MAX_TOTAL_SIZE", "BUCKET_MAX_PHYSICAL_BYTES"):
+            values[f"MOONCAKE_OFFLOAD_{limit}"] = str(gib_to_bytes(lmcache.l2.capacity_gib))
+        values["MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY"] = "lru"
     if peers and lmcache.p2p.transfer_engine == "mooncake_te":
         # Without a GPU there is no NIXL here. The protocol alone is not heeded where there is an RDMA device.
         values |= {"MC_TE_PROTOCOL": "tcp", "MC_FORCE_TCP": "1"}

@@ -425,21 +425,22 @@ def _kv008(ctx: Context) -> Iterator[Hit]:
     "KV009",
     "error",
     "A capacity on disk comes with eviction",
-    "max_capacity_gb alone bounds nothing: 90 files with a cap of 20, 14 TB with 4 TB declared.",
-    f"LMCache/LMCache#4725, #4787; {MEASURED_CPU}",
+    "max_capacity_gb alone bounds nothing: 90 files with a cap of 20, 14 TB with 4 TB declared. Mooncake without a"
+    " limit takes 90 % of the disk.",
+    f"LMCache/LMCache#4725, #4787; {MEASURED_CPU}; kvcache-ai/Mooncake ssd-offload.md",
     ("super-recommended", {"lmcache.l2.eviction_policy": "none"}),
 )
 def _kv009(ctx: Context) -> Iterator[Hit]:
     l2 = ctx.profile.lmcache.l2
-    if not ctx.profile.lmcache.enabled or l2.adapter != "fs_native":
+    if not ctx.profile.lmcache.enabled or not l2.on_disk:
         return
     if l2.capacity_gib <= 0:
         yield Hit(
-            "max_capacity_gb 0 (unbounded)",
+            "capacity_gib 0 (unbounded)",
             "a capacity in GiB",
             "set lmcache.l2.capacity_gib to what the filesystem can hold",
         )
-    elif l2.eviction_policy == "none":
+    elif l2.adapter == "fs_native" and l2.eviction_policy == "none":
         yield Hit(
             f"max_capacity_gb {l2.capacity_gib:g} without an eviction block",
             "both: without eviction the cap is only printed",
@@ -477,7 +478,7 @@ def _kv010(ctx: Context) -> Iterator[Hit]:
 )
 def _kv011(ctx: Context) -> Iterator[Hit]:
     l2 = ctx.profile.lmcache.l2
-    if not ctx.profile.lmcache.enabled or l2.adapter != "fs_native":
+    if not ctx.profile.lmcache.enabled or not l2.on_disk:
         return
     path = l2.path.rstrip("/")
     own = "a filesystem of its own, such as /srv/goodput/l2"
@@ -755,11 +756,7 @@ def _kv019(ctx: Context) -> Iterator[Hit]:
         return
     directory, identity = l2_directory(ctx), l2_identity(ctx)
     for other in ctx.observed.neighbours:
-        if (
-            ctx.profile.lmcache.l2.adapter == "fs_native"
-            and other.l2_directory == directory
-            and other.l2_identity != identity
-        ):
+        if ctx.profile.lmcache.l2.on_disk and other.l2_directory == directory and other.l2_identity != identity:
             yield Hit(
                 f"L2 directory {directory} is also used by {other.name} ({other.l2_identity})",
                 f"one directory for {identity}",
@@ -815,7 +812,8 @@ def _kv021(ctx: Context) -> Iterator[Hit]:
             f"{len(ctx.nodes)} segments of {lmcache.l2.mooncake_segment_gib:g} GiB hold {prefixes} longest prompts at a"
             " watermark of 0.9",
             f"at least {2 * sessions}, twice the {sessions} sessions served",
-            "set lmcache.l2.mooncake_ssd_offload: true with a capacity, or lmcache.l2.adapter: fs_native",
+            "set lmcache.l2.mooncake_ssd_offload: true with a lmcache.l2.capacity_gib and run mooncake_master with"
+            " --enable_offload=true, or set lmcache.l2.adapter: fs_native",
         )
 
 
@@ -883,7 +881,7 @@ def _kv024(ctx: Context) -> Iterator[Hit]:
 )
 def _kv025(ctx: Context) -> Iterator[Hit]:
     lmcache = ctx.profile.lmcache
-    if lmcache.enabled and lmcache.l2.adapter == "fs_native" and lmcache.l2.directory not in (AUTO, l2_identity(ctx)):
+    if lmcache.enabled and lmcache.l2.on_disk and lmcache.l2.directory not in (AUTO, l2_identity(ctx)):
         yield Hit(
             f"directory {lmcache.l2.directory!r}",
             f"{l2_identity(ctx)}",
@@ -1103,6 +1101,13 @@ def _kv034(ctx: Context) -> Iterator[Hit]:
                 f"adapter_extra with {', '.join(ADAPTER_REQUIRED[l2.adapter])}",
                 f"set lmcache.l2.adapter_extra.{key} in the profile",
             )
+    if l2.adapter == "mooncake_store" and not l2.mooncake_master:
+        yield Hit(
+            "lmcache.l2.adapter mooncake_store without mooncake_master, which nothing here starts",
+            "the address of a mooncake_master that you run",
+            "run it (with --enable_offload=true for SSD offload) and set lmcache.l2.mooncake_master: HOST:50051, or"
+            " lmcache.l2.adapter: fs_native",
+        )
     for key in sorted(set(ADAPTER_SECRETS) & set(l2.adapter_extra)):
         yield Hit(
             f"lmcache.l2.adapter_extra.{key}",
@@ -1110,6 +1115,11 @@ def _kv034(ctx: Context) -> Iterator[Hit]:
             "remove it and write LMCACHE_RESP_USERNAME and LMCACHE_RESP_PASSWORD, or AWS_ACCESS_KEY_ID and"
             " AWS_SECRET_ACCESS_KEY, to /etc/goodput/lmcache.secret on each node (mode 0600)",
         )
+
+
+def _true(value: object) -> bool:
+    """A switch as Mooncake reads it: true, or text that says so."""
+    return str(value).lower() in ("true", "1")
 
 
 def listeners(ctx: Context) -> list[tuple[str, int]]:
@@ -1126,8 +1136,9 @@ def listeners(ctx: Context) -> list[tuple[str, int]]:
         ours += [("lmcache_request", ports.lmcache_request), ("lmcache_http", ports.lmcache_http)]
         if lmcache.p2p.enabled:
             ours += [("coordinator", ports.coordinator), ("p2p", ports.p2p)]
-        if lmcache.l2.adapter == "mooncake_store":
-            ours += [("others (Mooncake client HTTP)", 9300), ("others (Mooncake metadata)", 8080)]
+        # Peers of Mooncake shake hands directly (P2PHANDSHAKE), so no metadata server listens.
+        if lmcache.l2.adapter == "mooncake_store" and _true(lmcache.l2.adapter_extra.get("enable_client_http_server")):
+            ours.append(("others (Mooncake client HTTP)", 9300))
     ours += [("others (etcd)", 2379), ("others (etcd peers)", 2380)]
     theirs = [(f"others.{name}", port) for name, port in sorted(ctx.profile.ports.others.items())]
     # The one who can move is named in the remedy: ours, so theirs come first.
@@ -1161,7 +1172,7 @@ def l2_directory(ctx: Context) -> str:
 def l2_path(ctx: Context) -> str:
     """The directory of this arrangement's L2 files; "" without such a tier."""
     l2 = ctx.profile.lmcache.l2
-    if not ctx.profile.lmcache.enabled or (l2.adapter != "fs_native" and not l2.mooncake_ssd_offload):
+    if not ctx.profile.lmcache.enabled or not l2.on_disk:
         return ""
     return f"{l2.path.rstrip('/')}/{l2_directory(ctx)}"
 

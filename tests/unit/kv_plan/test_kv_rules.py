@@ -160,6 +160,14 @@ def test_l2_directory_names_all_that_changes_the_bytes() -> None:
     assert len(paths) == 9
 
 
+#: A master runs somewhere; nothing else of Mooncake listens, because peers shake hands directly.
+MOONCAKE: dict[str, object] = {
+    "lmcache.l2.adapter": "mooncake_store",
+    "lmcache.l2.mooncake_segment_gib": 1,
+    "lmcache.l2.mooncake_master": "192.0.2.9:50051",
+}
+
+
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
@@ -182,6 +190,13 @@ def test_l2_directory_names_all_that_changes_the_bytes() -> None:
         ({"serving.max_num_batched_tokens": 4223}, "KV003"),
         ({"lmcache.l2.capacity_gib": 0}, "KV009"),
         ({"lmcache.l2.adapter": "none"}, "KV007"),
+        (MOONCAKE | {"lmcache.l2.mooncake_master": ""}, "KV034"),
+        (MOONCAKE | {"lmcache.l2.mooncake_ssd_offload": True, "lmcache.l2.capacity_gib": 0}, "KV009"),
+        (MOONCAKE | {"lmcache.l2.mooncake_ssd_offload": True, "lmcache.l2.path": "/var/lib/kubelet/l2"}, "KV011"),
+        (
+            MOONCAKE | {"lmcache.l2.adapter_extra": {"enable_client_http_server": "true"}, "ports.others": {"x": 9300}},
+            "KV027",
+        ),
         ({"lmcache.l2.adapter": "valkey"}, "KV034"),
         ({"lmcache.l2.adapter": "s3", "lmcache.l2.adapter_extra": {"s3_endpoint": "s3://kv.host"}}, "KV034"),
         (
@@ -207,6 +222,8 @@ def test_refusals(settings: dict[str, object], rule: str) -> None:
         {"lmcache.chunk_tokens": 8448},
         {"lmcache.engine_host": "tcp://localhost", "lmcache.request_host": "0.0.0.0"},
         {"extra_args.vllm": ["--seed", "1"]},
+        MOONCAKE,
+        MOONCAKE | {"ports.others": {"x": 9300}},
     ],
 )
 def test_not_refused(settings: dict[str, object]) -> None:
@@ -245,6 +262,27 @@ def test_remedies_are_right_at_their_word() -> None:
     wide = {"serving.max_model_len_tokens": 8192, "load.typical_prompt_tokens": 4096}
     assert "2-byte" not in message(plan("super-recommended", settings=wide), "KV002")
     assert "2-byte" in message(plan("super-recommended", settings=wide | {"dtypes.ssm": "float32"}), "KV002")
+
+
+def test_mooncakes_remedy_is_right_at_its_word() -> None:
+    """The disk behind Mooncake gets the limit that the plan counts; unset, Mooncake takes 90 % of the disk."""
+    dram = plan("super-mooncake-dram")
+    assert "mooncake_ssd_offload: true" in message(dram, "KV021") and "--enable_offload=true" in message(dram, "KV021")
+    assert not any(name.startswith("MOONCAKE_") for name in dram["lmcache_env"])
+    offload = {"lmcache.l2.mooncake_ssd_offload": True, "lmcache.l2.capacity_gib": 100.5}
+    result = plan("super-mooncake-dram", settings=offload)
+    assert (result["errors"], result["warnings"]) == ([], [])
+    limit = str(int(100.5 * GIB))
+    assert {name: value for name, value in result["lmcache_env"].items() if name.startswith("MOONCAKE_")} == {
+        "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": "{l2_path}",
+        "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": limit,
+        "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE": limit,
+        "MOONCAKE_OFFLOAD_BUCKET_MAX_PHYSICAL_BYTES": limit,
+        "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY": "lru",
+    }
+    assert result["l2_path"] and not dram["l2_path"]
+    missing = plan("super-mooncake-dram", settings={"lmcache.l2.mooncake_master": ""})
+    assert "mooncake_master" in message(missing, "KV034") and ":50051" in message(missing, "KV034")
 
 
 def test_a_top_level_mount_of_its_own_is_fine() -> None:
