@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import oci
 import pytest
 import yaml
 from plays import run_playbook
 
+ROLE = Path(__file__).resolve().parents[2] / "roles/runtime_image"
 NAME = "goodput.local/dynamo-vllm-lmcache"
 
 
@@ -95,6 +98,47 @@ def test_another_archive_and_none_are_refused_before_anything_is_copied(
     said = " ".join(done.stdout.split())
     assert f"found no archive of {digest}, and no such image on spark1, spark2" in said
     assert "Copy the archive" not in done.stdout
+
+
+def verified(folder: Path, devices: list[str]) -> list[dict[str, Any]]:
+    """What verify.yml asks the cluster in a run that imports nothing: its own tasks, which write it down instead."""
+    tasks = yaml.safe_load((ROLE / "tasks/verify.yml").read_text())
+    asking = [task for task in tasks if "goodput.spark.k3s_cluster" in task]
+    for index, task in enumerate(asking):
+        task["vars"] = {**task.get("vars", {}), "asked": task.pop("goodput.spark.k3s_cluster")}
+        task["ansible.builtin.copy"] = {"content": "{{ asked | to_json }}", "dest": f"{folder}/asked{index}.json"}
+        task.pop("delegate_to")
+    hosts = {f"spark{n}": {"__runtime_image_look": {"present": True}} for n in (1, 2)}
+    inventory = {"sparks": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    root = ROLE.parents[1]
+    play = {
+        "hosts": "sparks",
+        "gather_facts": False,
+        "vars_files": [
+            str(root / "vars/releases/current.yml"),
+            str(ROLE / "defaults/main.yml"),
+            str(ROLE / "vars/main.yml"),
+        ],
+        "vars": {
+            "goodput_kube_choices": {"digests": {"runtime": f"sha256:{'1' * 64}"}},
+        },
+        "tasks": asking,
+    }
+    (folder / "play.yml").write_text(yaml.safe_dump([play]))
+    done = run_playbook(folder / "hosts.yml", folder / "play.yml", "-e", json.dumps({"runtime_image_devices": devices}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("asked*.json"))]
+
+
+def test_every_run_opens_the_rails_in_a_pod_on_each_node(tmp_path: Path) -> None:
+    (asked,) = verified(tmp_path, ["rocep1s0f0", "roceP2p1s0f0"])
+    both = {"rdma/rail0": ">0", "rdma/rail1": ">0"}
+    assert asked["state"] == "probed" and asked["nodes"] == {"spark1": both, "spark2": both}
+    assert "versions" not in asked and asked["image"] == f"{NAME}@sha256:{'1' * 64}"
+    # One node alone has none.
+    (tmp_path / "alone").mkdir()
+    assert verified(tmp_path / "alone", []) == []
 
 
 def test_a_disk_without_room_is_refused_with_its_numbers(tmp_path: Path, archive: tuple[str, str]) -> None:
