@@ -88,6 +88,18 @@ def test_lmcache_waits_for_rails_only_where_peers_read_over_them(rendered: Rende
         assert waits == [f"--seconds 60 {devices}"] and setting(unit, "TimeoutStartSec") == "60s 90s", profile
 
 
+def test_only_a_real_engine_waits_for_memory(rendered: Rendered) -> None:
+    for profile in PROFILES:
+        plan, unit = rendered[node(profile, 2, 2)]["plan"], rendered[node(profile, 2, 2)]["worker"]
+        gates = re.findall(r"^ExecStartPre=.*memory_gate.py (.*)$", unit, re.M)
+        if plan["inputs"]["profile"]["engine"] == "mocker":
+            assert not gates and "TimeoutStartSec" not in unit, profile
+            continue
+        share = argument(plan["dynamo_worker_args"], "--gpu-memory-utilization")
+        assert gates == [f"--utilization {share} --margin-bytes 6000000000 --seconds 300"], profile
+        assert setting(unit, "TimeoutStartSec") == "300s 90s"
+
+
 def test_units_start_after_what_they_ask(rendered: Rendered) -> None:
     units = rendered[node("weka-c-p2p", 2, 1)]
     order = ("etcd", "coordinator", "lmcache", "worker", "frontend")
