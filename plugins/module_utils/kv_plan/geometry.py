@@ -45,11 +45,34 @@ _MAMBA_FIELDS = {
     "groups": ("n_groups", "mamba_n_groups"),
     "conv_kernel": ("conv_kernel", "mamba_d_conv"),
 }
-# Caches that are not plain KV or Mamba-2 state: a guess would be wrong by a factor, so these are refused.
+#: Families (model_type) of which it is known that what is read below is all that decides the cache: every layer that is
+#: not named otherwise is full attention with K and V of its own. Another one would be a guess, so it is refused.
+_HYBRID_FAMILIES = frozenset({"granitemoehybrid", "nemotron_h"})
+_PLAIN_FAMILIES = frozenset(
+    {
+        *("cohere", "gemma", "glm", "glm4", "glm4_moe", "granite", "granitemoe", "internlm2", "llama", "mistral"),
+        *("mixtral", "nemotron", "olmo", "olmo2", "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+        *("seed_oss", "smollm3", "stablelm"),
+    }
+)
+# Caches that are not plain KV or Mamba-2 state, or layers that differ, whatever the family says it is: a guess would be
+# wrong by a factor, so these are refused.
 _UNSUPPORTED = {
-    "kv_lora_rank": "multi-head latent attention (kv_lora_rank)",
-    "linear_num_value_heads": "gated linear attention (linear_num_value_heads)",
-    "sliding_window_pattern": "mixed sliding-window attention (sliding_window_pattern)",
+    "kv_lora_rank": "multi-head latent attention",
+    "linear_num_value_heads": "gated linear attention",
+    "linear_attn_config": "linear attention in some layers",
+    "sliding_window_pattern": "mixed sliding-window attention",
+    "attention_chunk_size": "attention in chunks",
+    "block_configs": "layers that differ from each other",
+    "block_types": "recurrent layers of another kind",
+    "attn_type_list": "attention of different kinds",
+    "full_attn_idxs": "full attention in some layers only",
+    "full_attention_interval": "full attention in some layers only",
+    "num_kv_shared_layers": "layers that share a cache",
+    "use_cla": "layers that share a cache",
+    "cross_attention_layers": "cross-attention",
+    "is_encoder_decoder": "an encoder beside the decoder",
+    "multi_query": "one KV head for all query heads",
 }
 
 
@@ -154,11 +177,26 @@ def _layer_kinds(config: Mapping[str, object], source: str) -> list[str] | None:
     return None
 
 
+def _family(config: Mapping[str, object], source: str) -> str:
+    family = config.get("model_type")
+    known = _PLAIN_FAMILIES | _HYBRID_FAMILIES
+    if not isinstance(family, str) or family not in known:
+        raise PlanInputError(
+            f"{source}: model_type",
+            family,
+            "must be a family whose cache is known: " + ", ".join(sorted(known)),
+            "if all layers of this model cache as those of one of them, describe it in a models/NAME.yml with that"
+            " model_type and the numbers of its config.json",
+        )
+    return family
+
+
 def geometry_from_config(config: object, name: str, source: str = "config.json") -> ModelGeometry:
     """Read a Hugging Face ``config.json`` (already parsed).
 
     Understood: Nemotron-H (``hybrid_override_pattern`` or ``layers_block_type``), Mamba-2 hybrids with the same facts
-    under ``mamba_*`` names, and plain attention. Anything else raises ``PlanInputError`` naming what is missing.
+    under ``mamba_*`` names, and plain attention, of the families above. Anything else raises ``PlanInputError`` naming
+    what is missing or not known.
     """
     if not isinstance(config, Mapping):
         raise PlanInputError(
@@ -168,13 +206,14 @@ def geometry_from_config(config: object, name: str, source: str = "config.json")
     if isinstance(inner, Mapping):
         config = {**config, **inner}
     for key, what in _UNSUPPORTED.items():
-        if config.get(key) is not None:
+        if config.get(key):
             raise PlanInputError(
                 f"{source}: {key}",
                 config[key],
                 f"{what} is not supported",
                 "use a plain-attention or Mamba-2 hybrid model",
             )
+    family = _family(config, source)
     if config.get("sliding_window") is not None and config.get("use_sliding_window", True):
         raise PlanInputError(
             f"{source}: sliding_window",
@@ -187,11 +226,12 @@ def geometry_from_config(config: object, name: str, source: str = "config.json")
         key for keys in _MAMBA_FIELDS.values() for key in keys if key.startswith(("mamba_", "ssm_")) and key in config
     ]
     if kinds is None:
-        if mamba_fields:
+        if mamba_fields or family in _HYBRID_FAMILIES:
+            says = mamba_fields[0] if mamba_fields else f"model_type {family}"
             raise PlanInputError(
                 f"{source}: hybrid_override_pattern or layers_block_type",
                 None,
-                f"{mamba_fields[0]} says the model has Mamba layers, but not which ones",
+                f"{says} says the model has Mamba layers, but not which ones",
                 "use the complete config.json of the model",
             )
         kinds = ["attention"] * _config_int(config, "the number of layers", ("num_hidden_layers", "n_layer"), source)
@@ -212,7 +252,15 @@ def geometry_from_config(config: object, name: str, source: str = "config.json")
             "at least one is needed",
             "a model without attention has no KV cache to plan",
         )
-    heads = _config_int(config, "the number of KV heads", ("num_key_value_heads", "num_attention_heads"), source)
+    if config.get("num_key_value_heads") is None:
+        raise PlanInputError(
+            f"{source}: num_key_value_heads",
+            None,
+            "the number of KV heads is needed, the same in every layer",
+            "use the complete config.json of the model; if every query head has K and V of its own, say so with that"
+            " number in a models/NAME.yml",
+        )
+    heads = whole(f"{source}: num_key_value_heads", config["num_key_value_heads"], 1, 2**30)
     if config.get("head_dim") is not None:
         head_dim = whole(f"{source}: head_dim", config["head_dim"], 1, 2**16)
     else:

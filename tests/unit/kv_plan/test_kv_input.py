@@ -12,6 +12,7 @@ from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.geometry imp
 from kv_plan.kv_helpers import plan
 
 SMALL: dict[str, Any] = {
+    "model_type": "nemotron_h",
     "num_hidden_layers": 5,
     "hybrid_override_pattern": "MEM*E",
     "num_key_value_heads": 2,
@@ -22,7 +23,13 @@ SMALL: dict[str, Any] = {
     "n_groups": 1,
     "conv_kernel": 4,
 }
-PLAIN = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+PLAIN: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +176,77 @@ def test_config_with_a_wrong_type(key: str, wrong: object) -> None:
 def test_config_that_is_not_understood(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(PlanInputError, match=reason):
         geometry_from_config(SMALL | change, "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        # What public models of these kinds have in their config.json; each was once counted as plain attention.
+        ({"model_type": "nemotron-nas", "block_configs": [{}], "num_key_value_heads": None}, "block_configs"),
+        ({"model_type": "nemotron-nas", "num_key_value_heads": None}, "nemotron-nas"),
+        ({"model_type": "falcon", "multi_query": True, "num_key_value_heads": None}, "multi_query"),
+        ({"model_type": "falcon", "num_kv_heads": 8, "new_decoder_architecture": True}, "falcon"),
+        ({"model_type": "minimax_text_01", "attn_type_list": [0, 0, 1]}, "attn_type_list"),
+        ({"model_type": "recurrent_gemma", "block_types": ["recurrent", "attention"]}, "block_types"),
+        ({"text_config": {"model_type": "llama4_text", "attention_chunk_size": 8192}}, "attention_chunk_size"),
+        ({"model_type": "gemma3n_text", "num_kv_shared_layers": 15}, "num_kv_shared_layers"),
+        ({"full_attn_idxs": [3, 7]}, "full_attn_idxs"),
+        ({"use_cla": True, "cla_share_factor": 2}, "use_cla"),
+        ({"cross_attention_layers": [3]}, "cross_attention_layers"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"model_type": "some_new_model"}, "some_new_model"),
+        ({"model_type": None}, "model_type"),
+        ({"num_key_value_heads": None}, "num_key_value_heads"),
+        ({"layer_types": ["sliding_attention"] * 32}, "sliding_attention"),
+    ],
+)
+def test_an_unknown_architecture_is_named_and_not_guessed(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(PlanInputError) as caught:
+        geometry_from_config(PLAIN | change, "x")
+    assert named in str(caught.value)
+
+
+def test_a_hybrid_without_its_layers_is_no_plain_model() -> None:
+    with pytest.raises(PlanInputError, match="hybrid_override_pattern or layers_block_type"):
+        geometry_from_config(PLAIN | {"model_type": "nemotron_h"}, "x")
+
+
+def test_without_kv_heads_the_query_heads_are_not_taken() -> None:
+    absent = {key: value for key, value in PLAIN.items() if key != "num_key_value_heads"}
+    with pytest.raises(PlanInputError, match="num_key_value_heads.*every query head"):
+        geometry_from_config(absent, "x")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"multi_query": False, "num_kv_shared_layers": 0, "attention_chunk_size": None, "is_encoder_decoder": False},
+        {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False},
+        {"model_type": "qwen3", "layer_types": ["full_attention"] * 32},
+        {"model_type": "llava", "text_config": {"model_type": "mistral"}},
+    ],
+)
+def test_a_plain_model_of_a_known_family_is_read(change: dict[str, Any]) -> None:
+    shape = geometry_from_config(PLAIN | change, "x")
+    assert (shape.attention_layers, shape.kv_heads, shape.head_dim, shape.hybrid) == (32, 8, 128, False)
+
+
+def test_a_mamba_hybrid_of_another_family_is_read() -> None:
+    granite = {
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "mamba", "mamba", "attention"],
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 128,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+    }
+    shape = geometry_from_config(granite, "x")
+    assert (shape.attention_layers, shape.mamba_layers, shape.kv_heads, shape.mamba_heads) == (1, 3, 4, 8)
 
 
 @pytest.mark.parametrize("config", [None, [], "text", 5])
