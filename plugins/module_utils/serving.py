@@ -9,6 +9,7 @@ A check is one row of a verdict: ``{"check": text, "ok": bool, "found": text, "r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -411,20 +412,73 @@ def file_checks(wanted: Mapping[str, str]) -> list[Check]:
     ]
 
 
-def space_check(path: str, own: str, required_bytes: int, remedy: str) -> Check:
-    """Does the filesystem at ``path`` hold ``required_bytes``, counting what already lies in the directory ``own``?"""
-    answer = os.statvfs(path)
-    free_bytes = answer.f_bavail * answer.f_frsize
-    own_bytes = sum(
-        os.lstat(os.path.join(folder, name)).st_blocks * 512 for folder, _, names in os.walk(own) for name in names
+# How the planner names the L2 directory of an arrangement: model, data types, chunk, groups, engine, LMCache.
+L2_DIRECTORY = re.compile(r"[A-Za-z0-9][^/\s]*_kv-[^/\s]+_c\d+_(?:sep|fused)_[^/\s]+_lmcache-[^/\s]+")
+DROP_VARIABLE = "lmcache_l2_drop_others"
+
+
+def _taken_bytes(folder: str) -> int:
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            # A running server evicts meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(base, name)).st_blocks * 512
+    return total
+
+
+def other_l2_bytes(own: str) -> dict[str, int]:
+    """What other arrangements left beside the directory ``own``: bytes by name, of real directories alone."""
+    root, name = os.path.split(own.rstrip("/"))
+    try:
+        entries = sorted(os.scandir(root), key=lambda entry: entry.name)
+    except OSError:
+        return {}
+    return {
+        entry.name: _taken_bytes(entry.path)
+        for entry in entries
+        if entry.name != name and L2_DIRECTORY.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+    }
+
+
+def drop_check(own: str, drop: Sequence[str]) -> Check:
+    """Only directories of other arrangements may be dropped: by their name, beside the directory ``own``."""
+    name = os.path.basename(own.rstrip("/"))
+    bad = [each for each in drop if each == name or not L2_DIRECTORY.fullmatch(each)]
+    return row(
+        DROP_VARIABLE,
+        f"{', '.join(bad)}, this arrangement's own directory or no name of one" if bad else "directories of others",
+        "directories of others",
+        f"remove it from {DROP_VARIABLE}",
+        not bad,
     )
+
+
+def space_check(path: str, own: str, required_bytes: int, remedy: str, drop: Sequence[str] = ()) -> Check:
+    """Does the filesystem at ``path`` hold ``required_bytes``, counting what already lies in the directory ``own``?
+
+    :param drop: directories of other arrangements that go before the server starts, by consent; see ``drop_check``.
+    """
+    answer = os.statvfs(path)
+    free_bytes, own_bytes = answer.f_bavail * answer.f_frsize, _taken_bytes(own)
+    others = other_l2_bytes(own)
+    dropped_bytes = sum(others.pop(name, 0) for name in drop)
     found = f"{free_bytes / GIB_BYTES:.2f} GiB free and {own_bytes / GIB_BYTES:.2f} GiB of our own files"
+    if dropped_bytes:
+        found += f", {dropped_bytes / GIB_BYTES:.2f} GiB that {DROP_VARIABLE} gives back"
+    if others:
+        listed = ", ".join(f"{name} {size / GIB_BYTES:.2f} GiB" for name, size in others.items())
+        found += f"; other arrangements' directories: {listed}"
+        remedy = (
+            f"drop what another arrangement stored, {DROP_VARIABLE}: [{', '.join(others)}] (those that you no longer "
+            f"need), or {remedy}"
+        )
     return row(
         f"space on {path}",
         found,
         f"{required_bytes / GIB_BYTES:.2f} GiB",
         remedy,
-        free_bytes + own_bytes >= required_bytes,
+        free_bytes + own_bytes + dropped_bytes >= required_bytes,
     )
 
 

@@ -31,6 +31,7 @@ options:
   space:
     description:
       - Space that must be there, as C(path), C(own) and C(required_gib). Files in the directory C(own) count as free.
+      - So do those in the directories C(drop) beside it, which must bear the name of another arrangement.
     type: dict
   packages:
     description: Packages to look for. RV(missing_packages) names those that are not installed, which is no failure.
@@ -141,14 +142,17 @@ def main() -> None:
         checks += logic.mount_checks(params["mounts"], params["proc_root"]) + logic.file_checks(params["paths"])
         space = params["space"]
         if space and all(check["ok"] for check in checks):
-            checks.append(
+            drop = [str(name) for name in space.get("drop") or []]
+            checks += [
+                logic.drop_check(space["own"], drop),
                 logic.space_check(
                     space["path"],
                     space["own"],
                     int(float(space["required_gib"]) * logic.GIB_BYTES),
                     "a larger L2 filesystem, or a smaller l2_capacity_gib in the plan",
-                )
-            )
+                    drop,
+                ),
+            ]
     reason = logic.reason(checks)
     result: dict[str, Any] = {"state": "failed" if reason else "ok", "reason": reason, "checks": checks}
     result["missing_packages"] = logic.missing_packages(params["packages"])

@@ -65,6 +65,21 @@ def test_a_deleted_directory_is_named_and_made_again(pair: Pair, objects: dict[s
     pair.sh(NODE, f"rm -rf {directory} && mv {MOUNT}/aside {directory}")
 
 
+@pytest.mark.fault("L2 full of another arrangement")
+def test_another_arrangements_cache_is_named_and_dropped_by_consent(pair: Pair, objects: dict[str, str]) -> None:
+    before, former = stored(pair, NODE), "former_kv-auto_c256_sep_mocker-1_lmcache-1"
+    free_bytes = int(pair.sh(NODE, f"df -B1 --output=avail {MOUNT} | tail -1"))
+    pair.sh(NODE, f"mkdir {MOUNT}/{former}; fallocate -l {free_bytes - (64 << 20)} {MOUNT}/{former}/filler")
+    try:
+        pair.role("lmcache", "preflight", "--limit", NODE).failed_with(NODE, former, "lmcache_l2_drop_others", "GiB")
+        assert "filler" in pair.sh(NODE, f"ls {MOUNT}/{former}")
+        pair.role("lmcache", "main", "--limit", NODE, lmcache_l2_drop_others=[former]).succeeded()
+        assert former not in pair.sh(NODE, f"ls {MOUNT}")
+    finally:
+        pair.sh(NODE, f"rm -rf {MOUNT}/{former}")
+    assert before and stored(pair, NODE) == before
+
+
 def test_the_proof_of_the_tiers_notices_an_empty_l2(pair: Pair) -> None:
     """What went down must come back after a restart: here every start loses it."""
     with overridden(pair, NODE, f"[Service]\nExecStartPre=/usr/bin/find {MOUNT} -name *.data -delete"):

@@ -213,6 +213,36 @@ def test_space_counts_own_files_as_free(tmp_path: Path) -> None:
     assert not short["ok"] and "GiB free" in short["found"] and short["required"].endswith("GiB")
 
 
+SUPER = "super_kv-fp8_e4m3_ssm-float32_conv-bfloat16_c2128_sep_vllm-0.28.0_lmcache-0.5.6"
+NANO = "nano@a1b2_kv-auto_ssm-auto_conv-auto_c1064_fused_vllm-0.28.0_lmcache-0.5.6"
+
+
+def test_another_arrangements_directory_is_named_and_dropped_only_by_consent(tmp_path: Path) -> None:
+    for name in (SUPER, NANO, "aside", "lost+found"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.data").write_bytes(os.urandom(2**20))
+    (tmp_path / NANO.replace("nano", "link")).symlink_to(tmp_path / "aside")
+    own = str(tmp_path / SUPER)
+    assert list(serving.other_l2_bytes(own)) == [NANO] and serving.other_l2_bytes(own)[NANO] >= 2**20
+    answer = os.statvfs(tmp_path)
+    short = serving.space_check(str(tmp_path), own, answer.f_bavail * answer.f_frsize + 2**40, "a larger disk")
+    assert f"other arrangements' directories: {NANO} 0.00 GiB" in short["found"]
+    assert f"lmcache_l2_drop_others: [{NANO}]" in short["remedy"] and "or a larger disk" in short["remedy"]
+    taken = serving.other_l2_bytes(own)[NANO]
+    with_consent = serving.space_check(str(tmp_path), own, 2**62, "a larger disk", [NANO, NANO])
+    assert with_consent["remedy"] == "a larger disk" and "lmcache_l2_drop_others gives back" in with_consent["found"]
+    assert f"{taken / 2**30:.2f} GiB that" in with_consent["found"]
+
+
+@pytest.mark.parametrize(
+    "name", [SUPER, "", ".", "..", "../etc", f"{NANO}/..", f"/srv/{NANO}", "aside", f"{NANO} x", "*"]
+)
+def test_consent_names_nothing_but_another_arrangement(name: str) -> None:
+    own = f"/srv/goodput/l2/{SUPER}"
+    assert failed([serving.drop_check(own, [NANO, name])]) == ["lmcache_l2_drop_others"]
+    assert failed([serving.drop_check(own, [NANO])]) == [] == failed([serving.drop_check(own, [])])
+
+
 def test_missing_packages_are_named() -> None:
     assert serving.missing_packages(["dpkg", "no-such-package-here"]) == ["no-such-package-here"]
     assert serving.missing_packages([]) == []

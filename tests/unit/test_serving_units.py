@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 import serving_units
-from ansible_collections.goodput.spark.plugins.module_utils.serving import argument, environment_differences
+from ansible_collections.goodput.spark.plugins.module_utils.serving import (
+    L2_DIRECTORY,
+    argument,
+    environment_differences,
+)
 from serving_units import PROFILES, ROOT, Rendered, environment, node, words
 
 
@@ -98,6 +102,13 @@ def test_only_a_real_engine_waits_for_memory(rendered: Rendered) -> None:
         share = argument(plan["dynamo_worker_args"], "--gpu-memory-utilization")
         assert gates == [f"--utilization {share} --margin-bytes 6000000000 --seconds 300"], profile
         assert setting(unit, "TimeoutStartSec") == "300s 90s"
+
+
+def test_the_directory_of_an_arrangement_is_known_by_its_name(rendered: Rendered) -> None:
+    for profile in PROFILES:
+        plan = rendered[node(profile, 2, 1)]["plan"]
+        if plan["l2_path"]:
+            assert L2_DIRECTORY.fullmatch(plan["l2_path"].rpartition("/")[2]), profile
 
 
 def test_units_start_after_what_they_ask(rendered: Rendered) -> None:
