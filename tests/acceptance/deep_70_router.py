@@ -13,16 +13,14 @@ TOGETHER = 24
 
 
 @pytest.mark.unit(WORKER)
-def test_a_busy_worker_is_left(
-    first: Any, nodes: list[Any], sh: Callable[..., Any], check: Callable[..., None]
-) -> None:
+def test_a_busy_worker_is_left(first: Any, nodes: list[Any], check: Callable[..., None]) -> None:
     "Requests with one prefix leave the worker that holds it when it is busy"
     if len(nodes) == 1:
         pytest.skip("only one node is in this run")
-    site = Site(first, nodes, sh)
-    # About 600 tokens that all share. In the crowd each adds 250 of its own, so that after a few of them the prefix is
-    # worth less than what is queued where it lies.
-    prefix = long_prompt(300)
+    site = Site(first, nodes)
+    # About 600 tokens that all share, two blocks at least. In the crowd each adds 250 of its own, so that after a few
+    # of them the prefix is worth less than what is queued where it lies.
+    prefix = long_prompt(300, tokens=2 * site.block_tokens + 64)
     [warm] = site.ask(prefix)
     alone = site.ask(*(f"{prefix} {number}" for number in range(3)))
     homes = Counter(answer["worker"] for answer in alone)
