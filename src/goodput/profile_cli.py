@@ -113,8 +113,10 @@ def use(
     _refuse_hidden(target)
     former = configured(path)
     if former and former != profile and not as_json:
+        console = cli.terminal(quiet=False)
+        console.print(Text("for two nodes of 119.7 GiB; the run plans with the memory that it measures", style="yellow"))
         try:
-            plan_view.diff(cli.terminal(quiet=False), *(plan_cli.planned(name) for name in (former, profile)))
+            plan_view.diff(console, *(plan_cli.planned(name) for name in (former, profile)))
         except PlanInputError as error:
             cli.could_not_run(str(error))
     pairs = (*(extra_vars or ()), json.dumps({"goodput_profile": profile}))
