@@ -114,7 +114,8 @@ def use(
     former = configured(path)
     if former and former != profile and not as_json:
         console = cli.terminal(quiet=False)
-        console.print(Text("for two nodes of 119.7 GiB; the run plans with the memory that it measures", style="yellow"))
+        assumed = "for two nodes of 119.7 GiB; the run plans with the memory that it measures"
+        console.print(Text(assumed, style="yellow"))
         try:
             plan_view.diff(console, *(plan_cli.planned(name) for name in (former, profile)))
         except PlanInputError as error:
