@@ -133,7 +133,7 @@ def wait_platform(kubectl: Kubectl, timeout_seconds: float, poll_seconds: float 
             raise K3sError(
                 f"found {problem}{'' if useless else f' after {timeout_seconds:g} s'}; required: "
                 f"{', '.join(CRDS)} Established and the operator Available; fix: what the lines below say; without the "
-                f"internet, chart_contents and images (docs/kubernetes.md)\n{platform_words(kubectl)}"
+                f"internet, chart_contents and k3s_image_archives\n{platform_words(kubectl)}"
             )
         time.sleep(poll_seconds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ PLAN = {
 }
 
 
-WRITES = [f"__k3s_{name}" for name in ("placed_binary", "placed_images")]
+WRITES = [f"__k3s_{name}" for name in ("placed_binary", "placed_images", "placed_archives")]
 WRITES += [f"__k3s_wrote_{name}" for name in ("config", "kubelet", "unit", "dropin")]
 
 
@@ -48,7 +49,7 @@ def render(folder: Path, seen: dict[str, Any] | None = None, wrote: str = "", **
     rendered = (
         f"{{{{ {{'config': __k3s_node.config, 'kubelet': __k3s_kubelet, 'wanted': __k3s_wanted, "
         f"'digest': __k3s_digest, 'settled': __k3s_settled, 'restart': __k3s_restart, 'unit_file': __k3s_unit_file, "
-        f"'images_file': __k3s_images_file, {lookups}}} }}}}"
+        f"'images_file': __k3s_images_file, 'archive_files': __k3s_archive_files, {lookups}}} }}}}"
     )
     everything = "dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'rendered')))"
     file = {"sha256": "0" * 64, "path": "/cache/k3s"}
@@ -128,6 +129,14 @@ def test_the_drop_in_lifts_the_limit_and_carries_the_digest(pair: dict[str, Any]
 def test_a_changed_setting_changes_the_digest(pair: dict[str, Any], tmp_path: Path) -> None:
     other = render(tmp_path, k3s_node_labels={"site": "lab"}, k3s_config={"snapshotter": "overlayfs"})
     assert all(other[name]["digest"] != pair[name]["digest"] for name in pair)
+    # K3s imports archives when it starts.
+    archive = {"path": "images/operator.tar", "sha256": "1" * 64}
+    more = render(
+        tmp_path, k3s_node_labels={"site": "lab"}, k3s_config={"snapshotter": "native"}, k3s_image_archives=[archive]
+    )
+    assert all(more[name]["digest"] != pair[name]["digest"] for name in pair)
+    assert more["spark1"]["archive_files"] == ["/var/lib/rancher/k3s/agent/images/operator.tar"]
+    assert pair["spark1"]["archive_files"] == []
 
 
 def test_what_runs_with_other_settings_is_restarted_and_nothing_else(pair: dict[str, Any], tmp_path: Path) -> None:
@@ -171,6 +180,42 @@ def test_what_has_not_come_up_is_restarted_with_the_settings_of_now(pair: dict[s
     ended = {side: {**one, "running": False, "digest": ""} for side, one in units.items()}
     between = render(tmp_path, seen={"units": ended}, **same)
     assert [between[name]["restart"] for name in ("spark1", "spark2")] == [False, False]
+
+
+def test_an_image_archive_is_taken_whole_and_under_a_name_of_its_own(tmp_path: Path) -> None:
+    good = tmp_path / "operator.tar"
+    good.write_text("archive")
+    right = {"path": str(good), "sha256": hashlib.sha256(b"archive").hexdigest()}
+    odd = tmp_path / "operator.img"
+    odd.write_text("archive")
+    tasks = [
+        task
+        for task in yaml.safe_load((ROLE / "tasks/fetch.yml").read_text())
+        if "archives" in task["name"] or "Require each" in task["name"]
+    ]
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "vars_files": [str(ROLE / "vars/main.yml")],
+        "vars": {"__k3s_facts": {"node": facts(1)}},
+        "tasks": tasks,
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+
+    def run(*archives: dict[str, str]) -> str:
+        extra = json.dumps({"k3s_image_archives": list(archives)})
+        done = run_playbook("localhost,", tmp_path / "play.yml", "-e", extra)
+        said = " ".join((done.stdout + done.stderr).split())
+        assert (done.returncode == 0) == ("failed=0" in said), said
+        return said[said.find("found ") :] if done.returncode else ""
+
+    assert len(tasks) == 2 and run() == "" and run(right) == ""
+    refused = run({**right, "sha256": "2" * 64})
+    assert f"operator.tar with sha256 {right['sha256']}; required: {'2' * 64}" in refused
+    assert "with sha256 of no file; required" in run({**right, "path": str(tmp_path / "none.tar")})
+    assert "and a name that ends in .tar" in run({**right, "path": str(odd)})
+    assert "and that no other archive has; fix: copy the file again, or correct k3s_image_archives" in run(right, right)
 
 
 def test_everything_after_preflight_passes_dry(tmp_path: Path) -> None:
