@@ -811,6 +811,16 @@ def process_environment(pid: str, proc_root: str = "/proc") -> dict[str, str]:
     return variables(_read(os.path.join(proc_root, pid, "environ")))
 
 
+# What a person does about a unit that does not run, beside reading its journal.
+UNIT_REMEDIES = {
+    "goodput-etcd": "if it can not read its data, delete /var/lib/goodput/etcd/member: registrations are made again",
+}
+
+
+def unit_remedy(unit: str) -> str:
+    return "; ".join(filter(None, [f"read `journalctl -u {unit}`", UNIT_REMEDIES.get(unit, "")]))
+
+
 def unit_checks(
     unit: str,
     properties: Mapping[str, str],
@@ -824,9 +834,8 @@ def unit_checks(
     :param given: what the process was started with; only judged variables are compared.
     :param planned: what it must have been started with; None where nobody says.
     """
-    log = f"read `journalctl -u {unit}`"
     rows = [
-        row(f"{unit} runs", properties.get("ActiveState", "unknown"), "active", log),
+        row(f"{unit} runs", properties.get("ActiveState", "unknown"), "active", unit_remedy(unit)),
         row(
             f"{unit} starts at boot",
             properties.get("UnitFileState", "unknown"),

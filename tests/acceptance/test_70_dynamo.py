@@ -11,7 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ansible_collections.goodput.spark.plugins.module_utils.serving import environment_differences, variables
+from ansible_collections.goodput.spark.plugins.module_utils.serving import (
+    environment_differences,
+    unit_remedy,
+    variables,
+)
 
 AGAIN = "run `ansible-playbook site.yml --tags dynamo`"
 WORKER, FRONTEND, ETCD = "goodput-worker", "goodput-frontend", "goodput-etcd"
@@ -268,7 +272,8 @@ def test_units_are_hardened(host: Any, first: Any, sh: Callable[..., Any], check
                 "Restart": "on-failure" if unit == ETCD else "always",
             }
         )
-        check({name: found.get(name) for name in required}, required, AGAIN, what=unit, unit=unit)
+        remedy = f"{unit_remedy(unit)}; {AGAIN}"
+        check({name: found.get(name) for name in required}, required, remedy, what=unit, unit=unit)
 
 
 def test_what_runs_is_what_was_decided(host: Any, sh: Callable[..., Any], check: Callable[..., None]) -> None:

@@ -70,6 +70,28 @@ def test_serving_outlives_a_minute_without_discovery(pair: Pair) -> None:
     assert seen.silence_seconds < 180, seen
 
 
+@pytest.mark.fault("discovery's data damaged")
+def test_discovery_starts_without_data_that_it_can_not_read(pair: Pair) -> None:
+    data = "/var/lib/goodput/etcd"
+    traffic = Traffic(pair)
+    traffic.start()
+    try:
+        pair.sh(
+            "spark1",
+            f"systemctl stop goodput-etcd; rm -rf {data}/damaged; truncate -s 100 {data}/member/snap/db;"
+            " systemctl start --no-block goodput-etcd",
+        )
+        seconds = until(pair, "spark1", f"[ -d {data}/damaged ] && {READY['goodput-etcd']}")
+        # By then the leases of before are over, and who is listed has registered again.
+        time.sleep(30)
+        traffic.wait(lambda rows: workers_listed(pair) == len(NODES), "both workers in /health", seconds=600)
+        seen = traffic.stop()
+        assert "put aside" in pair.sh("spark1", "journalctl -q --no-pager -b -u goodput-etcd -g 'put aside'")
+    finally:
+        pair.sh("spark1", f"rm -rf {data}/damaged")
+    record("etcd's data damaged", seen, seconds, None)
+
+
 @pytest.mark.fault("management network cut")
 def test_a_cut_management_network_heals(pair: Pair) -> None:
     traffic = Traffic(pair)

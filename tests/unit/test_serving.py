@@ -471,6 +471,14 @@ def test_a_unit_runs_the_planned_arguments() -> None:
     ]
 
 
+def test_a_remedy_says_what_may_be_deleted() -> None:
+    down = {"ActiveState": "failed", "UnitFileState": "enabled"}
+    [etcd] = [row for row in serving.unit_checks("goodput-etcd", down, [], []) if not row["ok"]]
+    assert etcd["remedy"].startswith("read `journalctl -u goodput-etcd`; if it can not read its data, delete /var/lib/")
+    [other] = [row for row in serving.unit_checks("goodput-worker", down, [], []) if not row["ok"]]
+    assert other["remedy"] == "read `journalctl -u goodput-worker`"
+
+
 def test_a_variable_that_steers_the_cache_must_be_planned() -> None:
     good = {"ActiveState": "active", "UnitFileState": "enabled"}
     planned = {"UCX_NET_DEVICES": "rocep1s0f0:1", "LMCACHE_TRACK_USAGE": "false", "DYN_SYSTEM_HOST": "10.77.0.1"}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +112,36 @@ def test_the_directory_of_an_arrangement_is_known_by_its_name(rendered: Rendered
         plan = rendered[node(profile, 2, 1)]["plan"]
         if plan["l2_path"]:
             assert L2_DIRECTORY.fullmatch(plan["l2_path"].rpartition("/")[2]), profile
+
+
+@pytest.mark.parametrize(
+    ("result", "said", "aside"),
+    [
+        ("exit-code", "C | etcdmain: walpb: crc mismatch", True),
+        ("exit-code", "panic: freepages: failed to get all reachable pages", True),
+        # Neither a port nor an address that is not there yet, nor a killed process, costs the registrations.
+        ("exit-code", "C | etcdmain: listen tcp 10.77.0.1:2379: bind: cannot assign requested address", False),
+        ("signal", "panic: freepages", False),
+        ("success", "", False),
+    ],
+)
+def test_discovery_puts_aside_only_data_that_it_can_not_read(
+    rendered: Rendered, tmp_path: Path, result: str, said: str, aside: bool
+) -> None:
+    line = setting(rendered[node("weka-c-p2p", 2, 1)]["etcd"], "ExecStopPost")
+    program, flag, script = shlex.split(line.removeprefix("+").replace("$$", "$"))
+    data, tools = tmp_path / "etcd", tmp_path / "bin"
+    for folder in (data / "member", data / "damaged/older", tools):
+        folder.mkdir(parents=True)
+    journal = tools / "journalctl"
+    journal.write_text(f'#!/bin/sh\n[ "$1" = --sync ] || echo "$*: {said}" | sed "s/.*INVOCATION_ID=7: //"\n')
+    journal.chmod(0o755)
+    environ = {"PATH": f"{tools}:/usr/bin:/bin", "SERVICE_RESULT": result, "INVOCATION_ID": "7"}
+    command = [program, flag, script.replace("/var/lib/goodput/etcd", str(data))]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("put aside" in done.stdout) == aside == (not (data / "member").exists())
+    assert (data / "damaged/older").exists() != aside
 
 
 def test_units_start_after_what_they_ask(rendered: Rendered) -> None:
