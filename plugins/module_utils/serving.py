@@ -775,7 +775,7 @@ def show(units: Sequence[str]) -> dict[str, dict[str, str]]:
     """The few systemd properties that the checks need, of all units with one call."""
     if not units:
         return {}
-    names = "ActiveState,MainPID,NRestarts,InvocationID,UnitFileState"
+    names = "ActiveState,MainPID,NRestarts,InvocationID,UnitFileState,Result"
     command = ["systemctl", "show", f"--property={names}", "--", *units]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     blocks = [block for block in done.stdout.strip().split("\n\n") if block.strip()]
@@ -817,8 +817,17 @@ UNIT_REMEDIES = {
 }
 
 
-def unit_remedy(unit: str) -> str:
-    return "; ".join(filter(None, [f"read `journalctl -u {unit}`", UNIT_REMEDIES.get(unit, "")]))
+def given_up(properties: Mapping[str, str]) -> bool:
+    """Whether systemd will not start the unit again by itself: too many failed starts."""
+    return properties.get("ActiveState") == "failed" and properties.get("Result") == "start-limit-hit"
+
+
+def unit_remedy(unit: str, properties: Mapping[str, str] | None = None) -> str:
+    """What to do about a unit that does not run."""
+    words = [f"read `journalctl -u {unit}`", UNIT_REMEDIES.get(unit, "")]
+    if given_up(properties or {}):
+        words += [f"it was given up after too many failed starts: `systemctl reset-failed {unit}`, then start it"]
+    return "; ".join(filter(None, words))
 
 
 def unit_checks(
@@ -835,7 +844,7 @@ def unit_checks(
     :param planned: what it must have been started with; None where nobody says.
     """
     rows = [
-        row(f"{unit} runs", properties.get("ActiveState", "unknown"), "active", unit_remedy(unit)),
+        row(f"{unit} runs", properties.get("ActiveState", "unknown"), "active", unit_remedy(unit, properties)),
         row(
             f"{unit} starts at boot",
             properties.get("UnitFileState", "unknown"),

@@ -98,7 +98,7 @@ from ansible_collections.goodput.spark.plugins.module_utils import serving as lo
 
 
 class CrashLoops:
-    """A unit that systemd restarted three times while we looked will not come up by waiting longer."""
+    """A unit that systemd restarted three times while we looked, or gave up, will not come up by waiting longer."""
 
     def __init__(self) -> None:
         self.before: dict[str, int] = {}
@@ -106,7 +106,7 @@ class CrashLoops:
     def seen(self, states: dict[str, dict[str, str]]) -> bool:
         now = {name: int(state.get("NRestarts") or 0) for name, state in states.items()}
         self.before = self.before or now
-        return any(count - self.before[name] >= 3 for name, count in now.items())
+        return any(count - self.before[name] >= 3 or logic.given_up(states[name]) for name, count in now.items())
 
 
 def journals(units: list[dict[str, Any]], lines: int = 25) -> str:

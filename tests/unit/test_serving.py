@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ansible_collections.goodput.spark.plugins.module_utils import serving
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Answer, ServingError
+from ansible_collections.goodput.spark.plugins.modules import serving_probe
 
 DATA = Path(__file__).parent / "data/serving"
 VALUES = {"management_address": "10.77.0.1", "node": "spark1", "l2_path": "/srv/goodput/l2/lmcache"}
@@ -469,6 +470,15 @@ def test_a_unit_runs_the_planned_arguments() -> None:
         "u runs",
         "u starts at boot",
     ]
+
+
+def test_a_unit_that_was_given_up_is_named_as_such() -> None:
+    gone = {"ActiveState": "failed", "Result": "start-limit-hit", "UnitFileState": "enabled"}
+    assert serving.given_up(gone) and not serving.given_up(gone | {"ActiveState": "activating"})
+    [row] = [row for row in serving.unit_checks("goodput-worker", gone, [], []) if not row["ok"]]
+    assert "given up" in row["remedy"] and "`systemctl reset-failed goodput-worker`" in row["remedy"]
+    assert serving_probe.CrashLoops().seen({"goodput-worker": gone | {"NRestarts": "100"}})
+    assert not serving_probe.CrashLoops().seen({"goodput-worker": gone | {"Result": "exit-code"}})
 
 
 def test_a_remedy_says_what_may_be_deleted() -> None:

@@ -95,6 +95,18 @@ def test_lmcache_waits_for_rails_only_where_peers_read_over_them(rendered: Rende
         assert waits == [f"--seconds 60 {devices}"] and setting(unit, "TimeoutStartSec") == "60s 90s", profile
 
 
+def test_only_a_real_engine_is_given_up_some_day(rendered: Rendered) -> None:
+    for profile in PROFILES:
+        units = rendered[node(profile, 2, 1)]
+        real = units["plan"]["inputs"]["profile"]["engine"] == "vllm"
+        for unit in serving_units.UNITS:
+            # On hardware the wait grows to a minute: 100 starts in a day are no flapping, they are an endless failure.
+            assert setting(units[unit], "RestartMaxDelaySec") == "60"
+            limited = real and unit == "worker"
+            assert setting(units[unit], "StartLimitIntervalSec") == ("1d" if limited else "0"), (profile, unit)
+            assert ("StartLimitBurst=100\n" in units[unit]) == limited, (profile, unit)
+
+
 def test_only_a_real_engine_waits_for_memory(rendered: Rendered) -> None:
     for profile in PROFILES:
         plan, unit = rendered[node(profile, 2, 2)]["plan"], rendered[node(profile, 2, 2)]["worker"]
