@@ -22,6 +22,7 @@ from .profile import L2Filesystem, Model, Node, Profile
 ROOT = Path(__file__).resolve().parents[3]
 PROFILES = ROOT / "profiles"
 MODELS = ROOT / "models"
+RELEASES = ROOT / "vars/releases"
 MAX_CONFIG_BYTES = 16 * 2**20
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -196,8 +197,13 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None, director
 
 def load_profile_or_mapping(profile: Any, overrides: Mapping[str, Any] | None = None) -> Profile:
     """As ``load_profile``, or from a mapping that may name a profile under ``inherits``."""
+    return profile_from(stated(profile, overrides))
+
+
+def stated(profile: Any, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a profile (as ``load_profile_or_mapping`` takes it) and the overrides say, without any default."""
     if isinstance(profile, str):
-        return load_profile(profile, overrides)
+        return _overridden(profile_data(profile), overrides)
     if not isinstance(profile, Mapping):
         raise PlanInputError("profile", profile, "must be a name, a path or a mapping", nearest("", names_in(PROFILES)))
     data = {str(key): value for key, value in profile.items()}
@@ -205,7 +211,17 @@ def load_profile_or_mapping(profile: Any, overrides: Mapping[str, Any] | None = 
     if parent is not None:
         data = merge(profile_data(str(parent)) | {"name": "inline"}, data)
     data.setdefault("name", "inline")
-    return profile_from(_overridden(data, overrides))
+    return _overridden(data, overrides)
+
+
+def release_versions(name: str, directory: Path = RELEASES) -> dict[str, str]:
+    """The versions of serving software that a release set states, by their keys in a profile (``versions.lmcache``)."""
+    if name not in names_in(directory):
+        raise PlanInputError(
+            "goodput_release", name, "must be a file in vars/releases", nearest(str(name), names_in(directory))
+        )
+    release = read_yaml(directory / f"{name}.yml")["goodput_release_set"]
+    return {f"versions.{key}": str(release[key]) for key in ("vllm", "lmcache", "dynamo") if key in release}
 
 
 def _overridden(data: dict[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -260,7 +276,7 @@ def load_model(name: str, directory: Path = MODELS) -> Model:
     weights = sum(
         item.stat().st_size for item in folder.iterdir() if item.suffix in _WEIGHT_SUFFIXES and item.is_file()
     )
-    return Model(geometry, weights or None, str(folder), str(config))
+    return Model(geometry, weights or None, folder.resolve().name, str(config))
 
 
 #: What ``goodput.spark.node_facts`` returns under ``memory`` beside what is used here.

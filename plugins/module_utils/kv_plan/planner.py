@@ -52,7 +52,7 @@ def plan_context(ctx: Context, accepted_ids: set[str], accept_memory: bool) -> d
         "ok": not errors,
         "name": ctx.profile.name,
         "model": ctx.model.geometry.name,
-        "model_name": ctx.model.directory or ctx.model.geometry.name,
+        "model_name": ctx.model.folder,
         "inputs": {
             "profile": asdict(ctx.profile),
             "geometry": asdict(ctx.model.geometry),

@@ -280,7 +280,7 @@ class Profile(_Checked):
 
 @dataclass(frozen=True)
 class Model:
-    """A model to plan for: its cache geometry and what its weights take."""
+    """A model to plan for: its cache geometry, what its weights take, and the folder that holds it on the nodes."""
 
     geometry: ModelGeometry
     weights_bytes: int | None = None
@@ -290,6 +290,10 @@ class Model:
     def __post_init__(self) -> None:
         if self.weights_bytes is not None:
             whole(f"{self.geometry.name}: weights_bytes", self.weights_bytes, 0, 2**42, "bytes")
+
+    @property
+    def folder(self) -> str:
+        return self.directory or self.geometry.name
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ a removed rule leaves a gap. KV001 to KV023 decide about sizes and policies, KV0
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -1161,7 +1162,7 @@ def l2_identity(ctx: Context) -> str:
         f"{profile.engine}-{profile.versions.vllm}",
         f"lmcache-{profile.versions.lmcache}",
     ]
-    return "_".join(parts).replace("/", "-")
+    return re.sub(r"[^A-Za-z0-9@._+-]", "-", "_".join(parts))
 
 
 def l2_directory(ctx: Context) -> str:

@@ -1,11 +1,12 @@
 # Apache-2.0 (see LICENSE)
-"""From a site's measured nodes to the planner's, and from its plan to a few lines for a person."""
+"""From a site's measured nodes and choices to the planner's, and from its plan to a few lines for a person."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import files
 from .checks import PlanInputError
 
 MEASURED = "goodput_measured"
@@ -45,6 +46,55 @@ def _answers(hostvars: Mapping[str, Any], nodes: Sequence[str], name: str) -> li
             if result.get("item") == name:
                 answers.append(result)
     return answers
+
+
+def overrides_of_site(
+    chosen: Mapping[str, Any], profile: Any, model: str, store: Sequence[Mapping[str, Any]], release: str
+) -> dict[str, Any]:
+    """What replaces the profile's values: the site's own, the revision of its model, the versions that it installs.
+
+    ``chosen``, ``profile``, ``model`` and ``release`` are goodput_profile_set, goodput_profile, goodput_model and
+    goodput_release, ``store`` is model_store_models. Rules and the name of the L2 directory depend on what really
+    runs, so a profile that says otherwise is refused.
+
+    :raises PlanInputError: profile or site state another revision or version than the nodes will have.
+    """
+    data = files.stated(profile, chosen)
+    loaded = files.profile_from(data)
+    found: dict[str, Any] = files.release_versions(release)
+    # A simulated engine runs on every Dynamo, and without LMCache its version decides nothing.
+    decisive = ["versions.vllm", "versions.dynamo"] if loaded.engine == "vllm" else []
+    decisive += ["versions.lmcache"] if loaded.lmcache.enabled else []
+    versions = {f"versions.{key}": str(value) for key, value in data.get("versions", {}).items()}
+    said = {key: versions[key] for key in decisive if key in versions}
+    wrong = [key for key in said if found.get(key, said[key]) != said[key]]
+    if wrong:
+        fitting = [
+            name for name in files.names_in(files.RELEASES) if said.items() <= files.release_versions(name).items()
+        ]
+        raise PlanInputError(
+            f"profile {loaded.name}",
+            _words(said, wrong),
+            f"must be what goodput_release {release} installs: {_words(found, wrong)}",
+            f"set goodput_release: {fitting[0] if fitting else 'one in vars/releases that installs these'}; or, for the"
+            " same arrangement on what is installed, goodput_profile_set: {"
+            + ", ".join(f"{key}: {found[key]}" for key in wrong)
+            + "}",
+        )
+    folder = files.load_model(model or loaded.model).folder
+    revision = next((str(item.get("revision", "")) for item in store if item.get("name") == folder), "")
+    if revision and loaded.model_revision not in ("", revision):
+        raise PlanInputError(
+            "model_revision",
+            loaded.model_revision,
+            f"must be that of {folder} in model_store_models, {revision}",
+            "remove model_revision from goodput_profile_set and the profile, or correct model_store_models",
+        )
+    return {**chosen, **found, **({"model_revision": revision} if revision else {})}
+
+
+def _words(versions: Mapping[str, str], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key.removeprefix('versions.')} {versions[key]}" for key in keys)
 
 
 def summary(plan: Mapping[str, Any]) -> list[str]:
