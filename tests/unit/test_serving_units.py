@@ -178,7 +178,7 @@ def test_no_process_of_dynamo_guesses_its_address(rendered: Rendered) -> None:
 def demanded(name: str) -> dict[str, Any]:
     """What a file of the acceptance suite demands of its units. The file itself needs the suite's plugin."""
     tree = ast.parse((ROOT / f"tests/acceptance/{name}.py").read_text())
-    lines = [
+    lines: list[ast.stmt] = [
         each
         for each in tree.body
         if isinstance(each, ast.Assign) and re.search(r"'(WORKER|HARDENED|SHARES)'", ast.dump(each.targets[0]))
