@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
             flush=True,
         )
         return 1
-    if waited:
+    if waited >= 1:
         print(f"memory is free after {waited:.0f} s", flush=True)
     return 0
 
