@@ -15,6 +15,7 @@ from typing import Any
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import PlanInputError
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.planner import make_plan
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.site import overrides_of_site
 from ansible_collections.goodput.spark.plugins.module_utils.serving import L2_CAPACITY, PLACEHOLDER
 
 from goodput.node_questions import COORDINATOR, FRONTEND, LMCACHE, WORKER
@@ -135,15 +136,21 @@ def site_plans(variables: Mapping[str, Any], memory: Sequence[Mapping[str, Any]]
     ``memory``: one mapping a node, as ``node_from`` takes it. A profile that can not be planned for them is left out.
     """
     chosen = str(variables.get("goodput_profile") or "")
-    model = str(variables.get("goodput_model") or "")
     nodes = [files.node_from(facts) for facts in memory]
+    store = variables.get("model_store_models") or []
+    release = str(variables.get("goodput_release") or "")
     plans = []
     for name in dict.fromkeys([chosen, *files.names_in(files.PROFILES)]):
         own = name == chosen
+        model = str(variables.get("goodput_model") or "") if own else ""
+        values = variables.get("goodput_profile_set") or {} if own else {}
         try:
-            profile = files.load_profile(name, variables.get("goodput_profile_set") if own else None)
+            if release:
+                # Revision and versions as the plays take them: the name of the L2 directory has both.
+                values = overrides_of_site(values, name, model, store, release)
+            profile = files.load_profile(name, values)
             accept = variables.get("goodput_plan_accept") or [] if own else []
-            plans.append(make_plan(profile, files.load_model((own and model) or profile.model), nodes, accept=accept))
+            plans.append(make_plan(profile, files.load_model(model or profile.model), nodes, accept=accept))
         except PlanInputError:
             continue
     return chosen, plans

@@ -16,6 +16,7 @@ import yaml
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import file_name, kube_objects
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import PlanInputError, nearest
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.site import overrides_of_site
 from ansible_collections.goodput.spark.plugins.module_utils.rail_plan import rail_plan
 from ansible_collections.goodput.spark.plugins.module_utils.serving import ServingError
 from rich.console import Console
@@ -111,7 +112,7 @@ def _from_inventory(path: Path) -> tuple[list[str], dict[str, Mapping[str, Any]]
         found = load(path, basedir=ROOT)
     except InventoryError as error:
         raise PlanInputError("--inventory", str(path), str(error), "give an inventory with the group sparks") from None
-    keys = ("rdma_node_number", "rdma_rail_subnets", "goodput_release")
+    keys = ("rdma_node_number", "rdma_rail_subnets", "goodput_release", "model_store_models")
     variables: dict[str, Mapping[str, Any]] = {
         node.name: {"goodput_management_address": node.management_address}
         | {key: node.variables[key] for key in keys if key in node.variables}
@@ -150,16 +151,21 @@ def render(
     try:
         names = [f"spark{number}" for number in range(1, count + 1)]
         variables: dict[str, Mapping[str, Any]] = {}
+        of_site: dict[str, Any] = {}
         if inventory:
             names, variables = _from_inventory(inventory)
-            release = release or str(variables[names[0]].get("goodput_release", "current"))
+            first = variables[names[0]]
+            release = release or str(first.get("goodput_release", "current"))
+            # As vars/site.yml has it, so that the names of L2 directories are those of the plays.
+            store = first.get("model_store_models") or []
+            of_site = overrides_of_site(plan_cli.overrides(settings or ()), profile, model or "", store, release)
         sizes = list(memory or [plan_cli.DEFAULT_MEMORY_GIB[0]] * len(names))
         if len(sizes) != len(names):
             raise PlanInputError("--memory", sizes, f"there are {len(names)} nodes", "give it once for each node")
         chosen = plan_cli.overrides(choice or ())
         digests = {key: str(value) for key, value in plan_cli.overrides(digest or ()).items()}
         given = {**chosen, "draft": draft, **({"digests": digests} if digests else {})}
-        plan = plan_cli.planned(profile, model, sizes, settings or (), accept or (), accept_memory)
+        plan = plan_cli.planned(profile, model, sizes, settings or (), accept or (), accept_memory, of_site)
         if not plan["ok"]:
             plan_view.findings(errors, plan)
             raise typer.Exit(1)

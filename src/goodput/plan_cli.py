@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Annotated, Any, NoReturn
 
@@ -105,8 +105,9 @@ def planned(
     settings: Iterable[str] = (),
     accept: Iterable[str] = (),
     accept_memory: bool = False,
+    of_site: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    loaded = files.load_profile(profile, overrides(settings))
+    loaded = files.load_profile(profile, {**overrides(settings), **(of_site or {})})
     nodes, _assumed = _nodes(memory)
     return make_plan(loaded, files.load_model(model or loaded.model), nodes, accept=accept, accept_memory=accept_memory)
 

@@ -287,6 +287,14 @@ def test_every_profile_is_recognised_from_its_own_processes(plans: dict[str, dic
         assert found.name == name or not arm.against(plan, running(plans[found.name])).differences
 
 
+def test_the_arm_is_planned_as_the_plays_plan_it() -> None:
+    """With the revision of the site's model and its release set: the L2 directory is named after both."""
+    store = [{"name": "tiny", "revision": "50c565dcb69b"}]
+    variables = {"goodput_profile": "virtual", "goodput_release": "virtual", "model_store_models": store}
+    _chosen, plans = arm.site_plans(variables, NODES)
+    assert "tiny@50c565dcb69b" in plans[0]["l2_identity"]
+
+
 def test_a_changed_a_missing_and_a_leftover_argument(plans: dict[str, dict[str, Any]]) -> None:
     seen = running(plans["virtual"])
     at = seen["spark2"][LMCACHE].index("--l1-size-gb")
