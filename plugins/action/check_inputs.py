@@ -12,6 +12,8 @@ from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 from ansible_collections.goodput.spark.plugins.module_utils import inputs
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import PlanInputError
 from ansible_collections.goodput.spark.plugins.module_utils.preflight import ERROR, render_table
 
 PLAIN = (str, bool, int, float, list, tuple, Mapping, type(None))
@@ -37,7 +39,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             result.update(failed=True, msg=render_table(findings, "inputs"))
             return result
         # Shown with what is found on the nodes: an owner gets one list.
-        lacking = list(inputs.missing(site, known)) if self._task.args.get("whole_site") else []
+        lacking = list(inputs.missing(site, known, self._folder(site))) if self._task.args.get("whole_site") else []
         result["findings"] += [finding.as_dict() for finding in lacking]
         release = root / "vars/releases" / f"{site.choices['goodput_release']}.yml"
         result["release_set"] = inputs.read_yaml(release).get("goodput_release_set", {})
@@ -82,6 +84,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             foreign_variables=arguments.get("foreign_variables") or [],
             choices=choices,
         )
+
+    @staticmethod
+    def _folder(site: inputs.Site) -> str:
+        """Folder of the planned model; empty where the planner will say why there is none."""
+        values = site.variables[site.nodes[0]] if site.nodes else {}
+        try:
+            profile = files.load_profile_or_mapping(values.get("goodput_profile"), values.get("goodput_profile_set"))
+            return str(files.load_model(values.get("goodput_model") or profile.model).folder)
+        except PlanInputError:
+            return ""
 
     @staticmethod
     def _resolve(values: Mapping[str, Any], name: str, default: Any) -> Any:

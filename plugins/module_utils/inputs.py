@@ -324,8 +324,11 @@ def check_inventory(site: Site) -> Iterator[Finding]:
         yield Finding("all", "nodes", "no node", "at least one host in the group sparks", "edit the inventory")
 
 
-def missing(site: Site, known: Known) -> Iterator[Finding]:
-    """What a run to the first token will miss on hardware; each layer refuses it, too, but only when it is reached."""
+def missing(site: Site, known: Known, folder: str) -> Iterator[Finding]:
+    """What a run to the first token will miss on hardware; each layer refuses it, too, but only when it is reached.
+
+    ``folder`` is that of the planned model, empty if the planner will refuse it.
+    """
     values = site.variables.get(site.nodes[0], {}) if site.nodes else {}
     if values.get("goodput_virtual"):
         return
@@ -337,12 +340,13 @@ def missing(site: Site, known: Known) -> Iterator[Finding]:
             "a profile with a real engine",
             "set goodput_profile (`goodput profile list`)",
         )
-    if not values.get("model_store_models"):
+    stored = [str(model.get("name")) for model in values.get("model_store_models") or []]
+    if not stored or (folder and folder not in stored):
         yield Finding(
             "all",
             "model",
-            "model_store_models: []",
-            "the model of the profile, at a pinned revision",
+            f"model_store_models: {', '.join(stored) or '[]'}",
+            f"{folder or 'the model of the profile'}, at a pinned revision",
             "name it in model_store_models (docs/model_store.md)",
         )
     archive = values.get("runtime_archive") or values.get("runtime_node_archive")

@@ -250,7 +250,7 @@ def test_a_collection_without_group_vars_still_loads(tmp_path: Path) -> None:
 
 STOCK = {"model_store_models": [], "runtime_archive": "", "runtime_node_archive": "", "runtime_sha256": ""}
 FULL = {
-    "model_store_models": [{"name": "nano"}],
+    "model_store_models": [{"name": "super"}],
     "runtime_archive": "/data/runtime.squashfs",
     "runtime_sha256": "ab",
     "rdma_netplan_apply": True,
@@ -263,6 +263,7 @@ FULL = {
         (STOCK, "systemd", "virtual", ["profile", "model", "runtime", "rails"]),
         (STOCK, "k3s", "super-recommended", ["model", "rails"]),
         (FULL, "systemd", "super-recommended", []),
+        (FULL | {"model_store_models": [{"name": "nano"}]}, "systemd", "super-recommended", ["model"]),
         (FULL | {"runtime_sha256": ""}, "systemd", "super-recommended", ["runtime"]),
         (STOCK | {"goodput_virtual": True}, "systemd", "virtual", []),
     ],
@@ -272,7 +273,7 @@ def test_what_a_run_to_the_first_token_will_miss_is_said_at_its_start(
 ) -> None:
     known = i.load_known(ROOT)
     choices = {"goodput_platform": platform, "goodput_profile": profile}
-    found = list(i.missing(site(variables={"spark1": values, "spark2": values}, choices=choices), known))
+    found = list(i.missing(site(variables={"spark1": values, "spark2": values}, choices=choices), known, "super"))
     assert [finding.check for finding in found] == expected
     # A consent is asked for again where it matters; rails that are right already need none.
     assert all((finding.severity == "warning") == (finding.check == "rails") for finding in found)
