@@ -42,11 +42,13 @@ NOTHING = ("", "[N/A]", "N/A", "[Not Supported]", "Not Supported", "[Unknown Err
 CONFIRMED = re.compile(
     r'GPU clocks set to "\(gpuClkMin (?P<min>\d+), gpuClkMax (?P<max>\d+)\)" for GPU (?P<gpu>[0-9A-Fa-f:.]+)'
 )
+# What a driver that is still coming up, or hangs for a moment, answers; a wrong GPU or format stays wrong.
+PASSING = ("missing", "no_driver", "hang", "failed")
 NO_DRIVER = ("couldn't communicate with the NVIDIA driver", "No devices were found", "Failed to initialize NVML")
 
 
 class SmiError(Exception):
-    """nvidia-smi gave no usable answer. ``kind``: missing, no_driver, hang, failed or format."""
+    """nvidia-smi gave no usable answer. ``kind``: missing, no_driver, hang, failed or format; refused: not this GPU."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -324,7 +326,7 @@ class Clocks:
         """(name, driver version, SM clock in MHz) of the only GPU. Raises SmiError."""
         rows = self.smi.rows(("name", "driver_version", "clocks.sm"))
         if len(rows) != 1:
-            raise SmiError("failed", f"found {len(rows)} GPUs, required one: this is no DGX Spark")
+            raise SmiError("refused", f"found {len(rows)} GPUs, required one: this is no DGX Spark")
         name, driver, clock = rows[0]
         return name, driver, number(clock, "clocks.sm")
 
@@ -332,7 +334,7 @@ class Clocks:
         """Call -lgc and write down what the driver took. Raises SmiError."""
         if GB10 not in name and not self.force:
             raise SmiError(
-                "failed",
+                "refused",
                 f"found GPU {name!r}, required a {GB10}: its clocks are left alone; power_force: true overrides",
             )
         minimum, maximum, gpu = confirmed(self.smi.run("-lgc", f"{self.minimum_mhz},{self.maximum_mhz}"))
@@ -347,22 +349,24 @@ class Clocks:
             asserted_at_seconds=round(self.now(), 1),
             asserts_total=int(state.get("asserts_total", 0)) + 1,
             released=False,
+            # A stop earlier in this boot is no shutdown.
+            released_boot_id="",
         )
 
     def lock(self, wait_seconds: float = 0.0) -> dict[str, Any]:
-        """Assert the lock at boot or by hand; waits that long for a driver that is not there yet. Raises SmiError."""
+        """Assert the lock at boot or by hand; tries that long with a driver that is not ready. Raises SmiError."""
         deadline = time.monotonic() + wait_seconds
+        state = self.load()
+        self.notice_boot(state)
         while True:
             try:
                 name, driver, _clock = self.look()
+                self.assert_lock(state, name, driver)
                 break
             except SmiError as error:
-                if error.kind not in ("missing", "no_driver") or time.monotonic() >= deadline:
+                if error.kind not in PASSING or time.monotonic() >= deadline:
                     raise
                 time.sleep(1)
-        state = self.load()
-        self.notice_boot(state)
-        self.assert_lock(state, name, driver)
         self.save(state)
         applied = state["applied_mhz"]
         self.log(
@@ -383,7 +387,7 @@ class Clocks:
     def why_lost(self, state: Mapping[str, Any], clock_mhz: float | None) -> str:
         """What shows that the lock was lost since it was asserted; empty if nothing does."""
         if state.get("boot_id") != boot_id(self.proc_root):
-            return "asserted in another boot"
+            return "not asserted in this boot"
         if state.get("driver_load") != driver_load(self.sysfs_root):
             return "the driver was loaded again"
         maximum = state["applied_mhz"][1]
@@ -397,8 +401,9 @@ class Clocks:
         Asserted in any case: an idle GPU shows no clock above the lock, so no sign is no proof.
         """
         state = self.load()
-        if not state.get("applied_mhz") or state.get("released"):
-            self.log("no lock is wanted now: goodput-clocks.service is stopped")
+        # Only a stop in this boot counts: the last shutdown released, too, and the lock at boot may have failed since.
+        if state.get("released") and state.get("released_boot_id") == boot_id(self.proc_root):
+            self.log("no lock is wanted now: goodput-clocks.service was stopped in this boot")
             return ""
         name, driver, clock = self.look()
         reason = self.why_lost(state, clock)
@@ -486,7 +491,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--force", action="store_true", help="also on a GPU that is no GB10")
     parser.add_argument("--smi", default="nvidia-smi", help="the program")
     parser.add_argument("--smi-timeout", type=float, default=10.0, metavar="SECONDS")
-    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="for the driver, with lock")
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="try that long, with lock")
     parser.add_argument("--state", type=Path, default=Path(STATE_FILE))
     parser.add_argument("--verdict", type=Path, default=Path(VERDICT_FILE))
     parser.add_argument("--textfile", type=Path, help="node-exporter text file to write")

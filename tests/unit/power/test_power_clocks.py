@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -288,6 +289,79 @@ def test_release_frees_the_clocks_and_stops_the_timer_from_locking(clocks: Clock
     assert gpu.lock == ""
 
 
+def test_a_lock_that_failed_at_boot_is_asserted_by_the_timer(clocks: Clocks, gpu: Gpu) -> None:
+    """The shutdown before it released the lock, which is no wish of this boot."""
+    clocks.lock()
+    clocks.release()
+    boot(clocks, "boot-2")
+    gpu.is_in("no-driver")
+    with pytest.raises(SmiError):
+        clocks.lock()
+    gpu.is_in("healthy")
+    assert clocks.reassert() == "not asserted in this boot"
+    assert (gpu.lock, clocks.load()["unclean_boot"]) == ("300,1976", False)
+
+
+def test_the_timer_locks_where_nothing_is_written_down(clocks: Clocks, gpu: Gpu) -> None:
+    assert clocks.reassert() == "not asserted in this boot"
+    assert gpu.lock == "300,1976"
+
+
+STARTS_BADLY = """#!/bin/sh
+echo call >>{calls}
+[ "$(wc -l <{calls})" -gt 2 ] && exec {standin} "$@"
+{bad}
+"""
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [
+        ("exec sleep 600", "hang"),
+        ("echo Unknown Error; exit 255", "failed"),
+        ("echo No devices were found; exit 6", "no_driver"),
+    ],
+)
+def test_the_lock_at_boot_tries_again_until_its_time_is_over(
+    clocks: Clocks, gpu: Gpu, tmp_path: Path, bad: str, kind: str
+) -> None:
+    calls, program = tmp_path / "calls", tmp_path / "smi"
+    program.write_text(STARTS_BADLY.format(calls=calls, standin=STANDIN, bad=bad))
+    program.chmod(0o755)
+    clocks.smi = Smi(str(program), 2.0)
+    with pytest.raises(SmiError) as caught:
+        clocks.lock()
+    assert caught.value.kind == kind
+    clocks.lock(60.0)
+    assert gpu.lock == "300,1976"
+
+
+def test_a_confirmation_that_hangs_is_asked_for_again(clocks: Clocks, gpu: Gpu, tmp_path: Path) -> None:
+    """The driver answers questions and hangs at -lgc, once."""
+    once, program = tmp_path / "once", tmp_path / "smi"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = -lgc ] && [ ! -e {once} ] && touch {once} && exec sleep 600\nexec {STANDIN} "$@"\n'
+    )
+    program.chmod(0o755)
+    clocks.smi = Smi(str(program), 2.0)
+    clocks.lock(60.0)
+    assert gpu.lock == "300,1976"
+
+
+@pytest.mark.parametrize(("answer", "words"), [("NVIDIA H200, 580.1, 345", "power_force"), ("?", "not the format")])
+def test_what_can_not_become_right_is_not_tried_again(
+    clocks: Clocks, gpu: Gpu, tmp_path: Path, answer: str, words: str
+) -> None:
+    program = tmp_path / "smi"
+    program.write_text(f'#!/bin/sh\necho "{answer}"\n')
+    program.chmod(0o755)
+    clocks.smi = Smi(str(program))
+    begin = time.monotonic()
+    with pytest.raises(SmiError, match=words):
+        clocks.lock(60.0)
+    assert time.monotonic() - begin < 30
+
+
 def test_nothing_is_freed_that_was_never_locked(clocks: Clocks, gpu: Gpu) -> None:
     clocks.release()
     assert gpu.calls == []
@@ -302,6 +376,15 @@ def test_an_unclean_boot_is_known(clocks: Clocks, gpu: Gpu, orderly: bool, uncle
     assert clocks.lock()["unclean_boot"] is unclean
     # A reload of the unit in the same boot does not forget it.
     assert clocks.lock()["unclean_boot"] is unclean
+
+
+def test_a_stop_and_start_earlier_in_a_boot_is_no_shutdown(clocks: Clocks, gpu: Gpu) -> None:
+    clocks.lock()
+    clocks.release()
+    clocks.lock()
+    # The power fails.
+    boot(clocks, "boot-2")
+    assert clocks.lock()["unclean_boot"] is True
 
 
 def test_a_hang_at_shutdown_does_not_make_the_boot_unclean(clocks: Clocks, gpu: Gpu) -> None:
@@ -399,6 +482,18 @@ def test_the_program_fails_in_one_line(gpu: Gpu, scenario: str, words: list[str]
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done
     assert said in done.stderr
     assert gpu.calls == []
+
+
+def test_systemd_takes_the_unit_and_starts_it_again_when_it_failed(tmp_path: Path) -> None:
+    text = (ROOT / "roles/power/templates/goodput-clocks.service.j2").read_text()
+    unit = tmp_path / "goodput-clocks.service"
+    unit.write_text(re.sub(r"\{\{.*?\}\}", "other.service", text.split("\n", 1)[1]))
+    settings = dict(line.split("=", 1) for line in unit.read_text().splitlines() if "=" in line)
+    assert (settings["Type"], settings["Restart"], settings["RestartSec"]) == ("oneshot", "on-failure", "10")
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on this machine")
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert "goodput-clocks.service" not in done.stderr, done.stderr
 
 
 def test_the_stand_in_says_that_it_is_one() -> None:
