@@ -26,6 +26,11 @@ def power_locks(locks: Sequence[Mapping[str, Any]], replace: Sequence[str]) -> d
     return power_verdict.replacements(locks, replace)
 
 
+def power_after_our_lock(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Which of two looks counts, one before and one after our lock was asserted again."""
+    return power_verdict.after_our_lock(first, second)
+
+
 def power_gate(result: Mapping[str, Any], accept: Sequence[str] = (), strict: bool = False) -> dict[str, Any]:
     """Whether a play may go on from a node."""
     unknown = sorted(set(accept) - set(power_verdict.STATES))
@@ -41,5 +46,6 @@ class FilterModule:
         return {
             "clock_pair_problems": clock_pair_problems,
             "power_locks": power_locks,
+            "power_after_our_lock": power_after_our_lock,
             "power_gate": power_gate,
         }

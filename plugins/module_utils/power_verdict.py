@@ -50,6 +50,11 @@ DRAIN = (
     "5 to 10 s while unplugged. An ordinary reboot, -rgc or a new driver do not help. After several drains: NVIDIA "
     "field diagnostics and a replacement"
 )
+# {command} asserts a lock over whatever there is. Not -rgc: free clocks under load are a trigger of the latch.
+ALIKE = (
+    "first rule out a clock lock that somebody set by hand, in a script or in a container, which reads alike: "
+    "{command}, then check again; if the clock stays low it is the latch: "
+)
 REMEDIES = {
     OK: "",
     LATCHED: DRAIN,
@@ -64,6 +69,7 @@ REMEDIES = {
     INCONCLUSIVE: "",
     NO_GPU: "load the NVIDIA driver (DGX OS brings it; nvidia-smi must list one GPU), then run again",
 }
+AGAIN = "journalctl -u goodput-clocks -u goodput-clocks-reassert; run the role power"
 
 
 class ThresholdError(ValueError):
@@ -81,10 +87,15 @@ class Thresholds:
     latch_watts: float = 30.0
     # A GB10 sustains about 0.8 of its maximum (2418 of 3003 MHz), and 0.8 of that at its worst without a fault (1970).
     sustained_ratio: float = 0.8
+    # A lock that the GPU sustains is held: 2164 to 2190 MHz of 2200 (0.98). At 0.95 even a 2400 lock asks no more than
+    # the lowest healthy clock of a product of matrices without a lock (2281).
+    lock_held_ratio: float = 0.95
     # Least share of busy samples that must reach the clock, and that must carry a reason to be called throttled.
     good_share: float = 0.8
     throttle_share: float = 0.2
     soc_stop_c: float = 93.0
+    # One reading may be a slip of the sensor.
+    hot_samples_min: int = 2
     # Fast state 224 to 233 GB/s, slow state 66 to 80 GB/s.
     memory_floor_gb_s: float = 150.0
     stuck_utilization_percent: float = 90.0
@@ -104,6 +115,8 @@ class Thresholds:
                 raise ThresholdError(f"found threshold {name}, required one of {', '.join(known)}")
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
                 raise ThresholdError(f"found {name} {value!r}, required a number of at least 0")
+            if name.endswith("_min") and value < 1:
+                raise ThresholdError(f"found {name} {value!r}, required at least 1")
             if name.endswith(("_ratio", "_share")) and value > 1:
                 raise ThresholdError(f"found {name} {value!r}, required 0 to 1")
             result[name] = int(value) if isinstance(known[name], int) else float(value)
@@ -213,28 +226,61 @@ def judge(
     found = f"found {state}: {reason}"
     if result.get("unclean_boot"):
         found += ". The boot before this one ended without a shutdown, after which this check is required"
-    again = "journalctl -u goodput-clocks -u goodput-clocks-reassert; run the role power"
+    known_ok = state == INCONCLUSIVE and bool(result.get("this_boot_ok")) and not strict
+    good = state == OK or state in accept or known_ok
+    required, fixes = [], []
+    if not good:
+        required.append("ok before any load")
+    # A lock that is missing, too, must not hide what ends a latch.
+    if not good or state == LATCHED:
+        accepted = "power_accept: [inconclusive] goes on without a check" if state == INCONCLUSIVE else ""
+        fixes.append("; or ".join(text for text in (str(result.get("remedy", "")), accepted) if text))
     if lock_wanted and result.get("applied_mhz") is None and state != NO_GPU:
-        return {
-            "passed": False,
-            "message": f"{found}; required a clock lock that the driver confirmed in this boot; fix: {again}",
-        }
-    if result.get("lock") == "exceeded":
-        return {
-            "passed": False,
-            "message": f"{found}; found a clock above the {result['applied_mhz']:g} MHz that the driver said it took; "
-            f"required the lock in force; fix: {again}",
-        }
+        required.append("a clock lock that the driver confirmed in this boot")
+        fixes.append(AGAIN)
+    elif result.get("lock") == "exceeded":
+        found += f"; found a clock above the {result['applied_mhz']:g} MHz that the driver said it took"
+        required.append("the lock in force")
+        fixes.append(AGAIN)
+    if required:
+        return {"passed": False, "message": f"{found}; required {', and '.join(required)}; fix: {'; '.join(fixes)}"}
     if state == OK:
         measured = "" if result.get("measured") else " (recorded earlier in this boot)"
         return {"passed": True, "message": f"ok{measured}: {reason}"}
-    if state in accept:
-        return {"passed": True, "message": f"{found}; accepted by power_accept"}
-    if state == INCONCLUSIVE and result.get("this_boot_ok") and not strict:
-        return {"passed": True, "message": f"{found}; ok earlier in this boot"}
-    accepted = "power_accept: [inconclusive] goes on without a check" if state == INCONCLUSIVE else ""
-    fix = "; or ".join(text for text in (str(result.get("remedy", "")), accepted) if text)
-    return {"passed": False, "message": f"{found}; required ok before any load; fix: {fix}"}
+    why = "accepted by power_accept" if state in accept else "ok earlier in this boot"
+    return {"passed": True, "message": f"{found}; {why}"}
+
+
+def after_our_lock(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Which of two results of ``power_sampling.measure`` counts where the first says latched.
+
+    ``second``: the look after our lock was asserted again, without a ``state`` if there was none. A lock that somebody
+    set over ours, unknown to units and scripts, reads like a latch; ours lifts it, and no lock lifts a latch.
+    """
+    if first["state"] != LATCHED or "state" not in second:
+        return dict(first)
+    times = [result["own_lock"].get("asserted_at_seconds") for result in (first, second)]
+    if times[1] is None or times[0] == times[1]:
+        return dict(first)
+    low, now = (result["evidence"].get("sm_mhz") for result in (first, second))
+    changed: dict[str, Any] = {"this_boot_ok": False}
+    slack = second["evidence"]["thresholds"]["lock_tolerance_mhz"]
+    lifted = bool(low and now and now["median"] > low["max"] + slack)
+    if second["state"] == LATCHED:
+        changed.update(reason=f"{second['reason']}, and the same after our lock was asserted again", remedy=DRAIN)
+    elif lifted:
+        changed.update(
+            state=CAPPED,
+            reason=f"{words(low, 'MHz')} under load until our lock was asserted again, {words(now, 'MHz')} since: "
+            "a lock that no unit or script here explains",
+            remedy="ours is in force again; find what locked the clocks (nvidia-smi -lgc by hand, in a script or in a "
+            "container), end it, then check again",
+        )
+    else:
+        # Idle, or no answer: nothing was ruled out. Anything else, such as heat, is the newer word on a low clock.
+        return dict(first if second["state"] in (OK, INCONCLUSIVE, NO_GPU) else second)
+    kept = {"ok_in_this_boot" if key == "this_boot_ok" else key: value for key, value in changed.items()}
+    return {**second, **changed, "record": {**second["record"], **kept} if second["record"] else {}}
 
 
 def replacements(locks: Sequence[Mapping[str, Any]], replace: Sequence[str]) -> dict[str, Any]:
@@ -279,10 +325,12 @@ class _Case:
         self.locks = [*facts.foreign_locks, *ours]
         self.cap = facts.applied_mhz if facts.applied_mhz is not None else facts.maximum_mhz
         self.floor = max(limits.latch_floor_mhz, limits.latch_cap_ratio * (self.cap or 0.0))
-        sustained = limits.sustained_ratio * (facts.maximum_mhz or self.cap or 0.0)
-        # What a healthy GPU reaches: near its lock, and without one near what it sustains.
-        reach = min(self.cap, sustained) if self.cap is not None else sustained
-        self.reached = max(self.floor, limits.sustained_ratio * reach)
+        # What a healthy GPU reaches: its lock, if it sustains that; else its worst without a fault.
+        applied, sustained = facts.applied_mhz, limits.sustained_ratio * (facts.maximum_mhz or 0.0)
+        if applied is not None and (facts.maximum_mhz is None or applied <= sustained):
+            self.reached = max(self.floor, limits.lock_held_ratio * applied)
+        else:
+            self.reached = max(self.floor, limits.sustained_ratio * sustained)
 
     def share(self, bits: int) -> float:
         return sum(bool((sample.reasons or 0) & bits) for sample in self.busy) / max(1, len(self.busy))
@@ -290,15 +338,21 @@ class _Case:
     def all_below(self, mhz: float) -> bool:
         return all(sample.sm_mhz is not None and sample.sm_mhz < mhz for sample in self.busy)
 
-    def explaining_lock(self) -> Lock | None:
-        """A lock that the clock follows and that is itself below what a healthy GPU reaches."""
-        assert self.mhz is not None
+    def follows(self, maximum_mhz: float | None) -> bool:
+        """Whether the clock under load is that of a lock at this maximum."""
+        if maximum_mhz is None or self.mhz is None:
+            return False
         slack = self.limits.lock_tolerance_mhz
+        return maximum_mhz - slack <= self.mhz["median"] and self.mhz["max"] <= maximum_mhz + slack
+
+    def explaining_lock(self, slow: bool) -> Lock | None:
+        """A lock that the clock follows: one below what a healthy GPU reaches, or another than ours."""
+        applied = self.facts.applied_mhz
         for lock in sorted(self.locks, key=lambda lock: lock.maximum_mhz or 0.0):
-            if lock.maximum_mhz is None:
+            if lock.maximum_mhz is None or not self.follows(lock.maximum_mhz):
                 continue
-            near = lock.maximum_mhz - slack <= self.mhz["median"] and self.mhz["max"] <= lock.maximum_mhz + slack
-            if near and lock.maximum_mhz < self.reached:
+            instead = applied is not None and lock.maximum_mhz < applied and not self.follows(applied)
+            if slow or instead or lock.maximum_mhz < self.reached:
                 return lock
         return None
 
@@ -312,23 +366,36 @@ class _Case:
             return "exceeded"
         if len(self.busy) < self.limits.busy_samples_min or self.mhz is None:
             return "unknown"
-        return "in_force" if self.mhz["median"] >= self.reached else "not_reached"
+        if self.mhz["median"] >= self.limits.lock_held_ratio * applied:
+            return "in_force"
+        # A healthy GPU need not reach a lock above what it sustains.
+        return "unknown" if self.mhz["median"] >= self.reached else "not_reached"
 
     def low_rails(self) -> list[str]:
-        """Platform limits that only a latched machine has: the one direct proof, if spark_hwmon is there."""
+        """Platform limits of spark_hwmon below those of a healthy machine.
+
+        Both are the one direct proof of a latch. One alone may be a cap that the owner wrote.
+        """
         floors = {"pl1": self.limits.pl1_floor_watts, "syspl1": self.limits.syspl1_floor_watts}
         return [
-            f"{label} {self.facts.rails[label]:g} W (healthy is above {floor:g} W)"
+            f"{label} {self.facts.rails[label]:g} W (healthy is at least {floor:g} W)"
             for label, floor in floors.items()
             if label in self.facts.rails and self.facts.rails[label] < floor
         ]
 
     def seen(self) -> str:
         names = ", ".join(reason_names(self.bits)) or "no reason"
+        rails = "".join(f", {rail}" for rail in self.low_rails())
         return (
             f"{len(self.busy)} busy samples at {words(self.mhz, 'MHz')} and {words(self.watts, 'W')}, "
-            f"clock event mask 0x{self.bits:x} ({names})"
+            f"clock event mask 0x{self.bits:x} ({names}){rails}"
         )
+
+    def drain(self) -> str:
+        """The remedy of a latch that only the clock shows."""
+        ours = "sudo systemctl start goodput-clocks-reassert"
+        command = ours if self.facts.applied_mhz is not None else "sudo nvidia-smi -lgc 300,2200"
+        return ALIKE.format(command=command) + DRAIN
 
     def verdict(self) -> Verdict:
         state, reason, remedy = self.decide()
@@ -371,14 +438,9 @@ class _Case:
         ]
         slow = bool(self.busy) and self.all_below(self.floor)
         rails = self.low_rails()
-        if rails and (not enough or slow):
-            return (
-                LATCHED,
-                f"the platform's own limits are those of a latched machine: {', '.join(rails)}; {self.seen()}",
-                "",
-            )
-        # One reading may be a slip of the sensor; the crash band begins here.
-        if len(hot) >= 2:
+        if len(rails) == 2 and (not enough or slow):
+            return LATCHED, f"the platform's own limits are those of a latched machine: {self.seen()}", ""
+        if len(hot) >= limits.hot_samples_min:
             return (
                 THERMAL,
                 f"SoC at {max(hot):g} °C, at or above {limits.soc_stop_c:g} °C in {len(hot)} samples; {self.seen()}",
@@ -388,10 +450,10 @@ class _Case:
             return INCONCLUSIVE, facts.problem, "put that right, then run again"
         if not enough:
             return self.idle()
-        if rails:
+        if rails and not slow:
             return (
                 INCONCLUSIVE,
-                f"contradiction: {', '.join(rails)}, but {self.seen()}",
+                f"the platform's limits are low and the clock is not: {self.seen()}",
                 "check again; if it stays, believe the clock and report the readings of spark_hwmon",
             )
         for state, bits in ((POWER_BRAKE, BRAKE_BITS), (THERMAL, THERMAL_BITS)):
@@ -399,7 +461,7 @@ class _Case:
             if share >= limits.throttle_share or (share > 0 and slow):
                 named = ", ".join(reason_names(self.bits & bits))
                 return state, f"{named} in {share:.0%} of {self.seen()}", ""
-        lock = self.explaining_lock()
+        lock = self.explaining_lock(slow)
         if lock is not None:
             return (
                 CAPPED,
@@ -419,7 +481,7 @@ class _Case:
             INCONCLUSIVE,
             f"{len(self.busy)} of {len(self.samples)} samples busy "
             f"(utilisation at least {self.limits.busy_utilization_percent:g} %), "
-            f"required {self.limits.busy_samples_min}: {why}",
+            f"required {self.limits.busy_samples_min}: {why}" + "".join(f"; {rail}" for rail in self.low_rails()),
             f"check under load: {used}" if not self.facts.load else "run again with more seconds",
         )
 
@@ -437,12 +499,12 @@ class _Case:
             return (
                 LATCHED,
                 f"{self.seen()}: all below {self.floor:g} MHz and {self.limits.latch_watts:g} W, nothing explains it",
-                "",
+                self.drain(),
             )
         return (
             INCONCLUSIVE,
             f"{self.seen()}: below {self.floor:g} MHz, but not below the {self.limits.latch_watts:g} W of the latch",
-            "check again with the GPU to itself; if it stays, treat it as latched: " + DRAIN,
+            "check again with the GPU to itself; if it stays, treat it as latched: " + self.drain(),
         )
 
     def running(self) -> tuple[str, str, str]:
@@ -453,7 +515,8 @@ class _Case:
             return (
                 INCONCLUSIVE,
                 f"{len(good)} of {self.seen()} reach {self.reached:g} MHz: neither healthy nor latched",
-                "check again with the GPU to itself, and look for what slows it (other programs, heat, a weak supply)",
+                "check again with the GPU to itself, and look for what slows it (other programs, heat, a weak supply, "
+                "a clock lock by hand)",
             )
         lowest = facts.gb_s.get("min")
         if lowest is not None and lowest < limits.memory_floor_gb_s:

@@ -127,7 +127,8 @@ remedy:
   type: str
 lock:
   description: >-
-    Whether our lock shows in the clocks: V(in_force), V(exceeded) (it is gone), V(not_reached) or V(unknown).
+    Whether our lock shows in the clocks: V(in_force) (under load at C(lock_held_ratio) of it or more), V(exceeded) (it
+    is gone), V(not_reached) or V(unknown).
   returned: always
   type: str
 evidence:

@@ -27,10 +27,34 @@ PLAY = """
 """
 
 
+# What systemd does with goodput-clocks-reassert.service.
+SYSTEMCTL = """#!/bin/sh
+case "$1" in
+show) printf 'LoadState=loaded\\nActiveState=inactive\\n';;
+start) exec {python} -I {program} reassert --min 300 --max 2200 --smi {smi} --state {state};;
+esac
+"""
+
+
 class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.nodes: dict[str, dict[str, Any]] = {"spark1": {}}
+        self.systemctl = folder / "bin/systemctl"
+        self.systemctl.parent.mkdir()
+        self.systemctl.write_text(
+            SYSTEMCTL.format(
+                python=sys.executable,
+                program=ROOT / "plugins/module_utils/power_clocks.py",
+                smi=STANDINS / "nvidia-smi",
+                state=folder / "state.json",
+            )
+        )
+        self.systemctl.chmod(0o755)
+
+    def lock(self) -> None:
+        smi = Smi(str(STANDINS / "nvidia-smi"))
+        Clocks(300, 2200, smi, state_file=self.folder / "state.json", log=lambda text: None).lock()
 
     def is_in(self, scenario: str) -> None:
         (self.folder / "gpu-scenario").write_text(scenario)
@@ -54,7 +78,9 @@ class Site:
             "__power_state_file": str(self.folder / "state.json"),
             "__power_verdict_file": str(self.folder / "v.json"),
         }
-        done = run_playbook(inventory, playbook, "-e", json.dumps(paths | extra), ANSIBLE_LOCALHOST_WARNING="False")
+        path = f"{self.systemctl.parent}:{os.environ['PATH']}"
+        extras = json.dumps(paths | extra)
+        done = run_playbook(inventory, playbook, "-e", extras, PATH=path, ANSIBLE_LOCALHOST_WARNING="False")
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
@@ -65,8 +91,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def test_the_gate_lets_an_ok_node_through_once_and_then_from_the_record(site: Site) -> None:
-    quiet: Any = lambda text: None  # noqa: E731
-    Clocks(300, 2200, Smi(str(STANDINS / "nvidia-smi")), state_file=site.folder / "state.json", log=quiet).lock()
+    site.lock()
     status, text = site.play("verify")
     assert (status, "power: ok: " in text, "the play went on" in text) == (0, True, True), text[-3000:]
     assert "changed=0" in text
@@ -76,9 +101,24 @@ def test_the_gate_lets_an_ok_node_through_once_and_then_from_the_record(site: Si
     status, text = site.play("verify", power_gate_reuse_seconds=0)
     assert (status, "the play went on" in text) == (2, False)
     assert "power: found latched" in text and "wall AND from the Spark" in text, text[-3000:]
+    # Our lock over whatever there is does not lift it, so nobody is told to look for another lock first.
+    assert "the same after our lock was asserted again" in text and "by hand" not in text, text[-3000:]
     assert json.loads((site.folder / "v.json").read_text())["state"] == "latched"
     status, text = site.play("verify", power_gate_reuse_seconds=0, power_accept=["latched"])
     assert (status, "accepted by power_accept" in text) == (0, True)
+
+
+def test_a_lock_that_nobody_knows_is_lifted_and_named_not_called_a_latch(site: Site) -> None:
+    site.lock()
+    Smi(str(STANDINS / "nvidia-smi")).run("-lgc", "300,800")
+    status, text = site.play("verify")
+    assert (status, "the play went on" in text) == (2, False), text[-3000:]
+    assert "found capped_by_lock: 800 MHz under load until our lock was asserted again" in text, text[-3000:]
+    assert "found latched" not in text and "wall AND" not in text and "changed=0" in text
+    assert json.loads((site.folder / "v.json").read_text())["state"] == "capped_by_lock"
+    # It was lifted, and nobody sets it again.
+    status, text = site.play("verify")
+    assert (status, "power: ok: " in text) == (0, True), text[-3000:]
 
 
 @pytest.mark.parametrize(

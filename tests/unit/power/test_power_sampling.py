@@ -277,6 +277,11 @@ def test_the_gate() -> None:
     assert judge(base | {"state": "ok"})["passed"]
     assert not judge(base | {"state": "ok", "lock": "exceeded"}, ["ok"])["passed"]
     assert "confirmed in this boot" in judge(base | {"state": "ok", "applied_mhz": None})["message"]
+    # A lock that is missing or gone, too, hides neither the remedy nor itself.
+    for lost in ({"applied_mhz": None}, {"lock": "exceeded"}):
+        for accept in ([], ["latched"]):
+            message = judge(base | {"state": "latched"} | lost, accept)["message"]
+            assert "fix: do this; " in message and "run the role power" in message
     unclear = judge(base | {"state": "inconclusive", "unclean_boot": True})
     assert not unclear["passed"]
     assert "power_accept: [inconclusive]" in unclear["message"] and "without a shutdown" in unclear["message"]

@@ -6,6 +6,7 @@ and repositories that GATE, T124, SB, TW1, QSNAP, FR, WEDGE, TOX and SYS stand f
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.goodput.spark.plugins.module_utils import power_verdict as pv
 from ansible_collections.goodput.spark.plugins.module_utils.power_verdict import (
     Facts,
@@ -95,6 +97,7 @@ LATCHED = [
     Row("vladtemian in 361296: pl1 20 W and syspl1 30 W, seen at idle", "latched", 208, 4.5, {"utilization": 0.0},
         {"rails": {"pl1": 20.0, "syspl1": 30.0}}),
     Row("vladtemian: the same under load", "latched", 513, 13.0, facts={"rails": {"pl1": 20.0, "syspl1": 30.0}}),
+    Row("one low limit alone leaves it to clock and watts", "latched", 513, 13.0, facts={"rails": {"pl1": 20.0}}),
     Row("GATE 5: it can begin on an idle node; checked under load", "latched", 513, 13.0, facts=LOADED),
     # The published reading that the rule does not reach: never ok, and the remedy says to treat it as latched.
     Row("GATE 2.2: one report flat at 35 W while capped", "inconclusive", 850, 35.0),
@@ -130,6 +133,14 @@ ALIKE = [
     Row("2.2-1: our own lock at 800, quantised to 793", "capped_by_lock", 793, 12.0, facts={"applied_mhz": 793.0}),
     Row("2.2-1: a foreign lock between the latch and health", "capped_by_lock", 1495, 25.0,
         facts={"foreign_locks": (Lock("spark-gpu-clock-lock.service", 1500.0),)}),
+    Row("1.2, OGK1358: a foreign 0,2100 instead of our 2200", "capped_by_lock", (2080, 2092), 30.0,
+        facts=CAPPED_2200 | LOADED | {"foreign_locks": (Lock("clock.service", 2100.0),)}),
+    Row("1.2, cap sweep: a foreign lock at 1800 instead of our 2200", "capped_by_lock", 1790, 23.0,
+        facts=CAPPED_2200 | LOADED | {"foreign_locks": (Lock("clock.service", 1800.0),)}),
+    Row("1.2, guardkit: a foreign 200,2150 that our 2200 replaced", "ok", (2164, 2190), 30.0,
+        facts=CAPPED_2200 | LOADED | {"foreign_locks": (Lock("clock.service", 2150.0),)}),
+    Row("2.2-1: our own lock just above the latch's floor", "capped_by_lock", 990, 15.0,
+        facts={"applied_mhz": 1024.0} | LOADED),
     Row("2.2-1: a foreign lock whose value is computed", "inconclusive", 798, 12.0,
         facts={"foreign_locks": (Lock("nvidia-clock-optimize.service", None),)}),
     Row("2.2-2: software thermal, slow", "thermal", 900, 25.0, {"reasons": 0x20, "soc": 96.0}),
@@ -161,6 +172,11 @@ UNCLEAR = [
     Row("nine busy samples", "inconclusive", 2190, 40.0, {"count": 9}),
     Row("370304: 513 MHz while idle, after a drain", "inconclusive", 513, 6.0, {"utilization": 0.0}),
     Row("371201: the clock falls when load comes", "inconclusive", (2190, 800), 20.0, facts=ENGINE),
+    Row("cap sweep: the clock of an 1800 lock is not that of our 2200", "inconclusive", 1790, 23.0,
+        facts=CAPPED_2200 | LOADED),
+    Row("2.5: an owner's own cap of pl1 at 50 W, idle", "inconclusive", 208, 4.5, {"utilization": 0.0},
+        {"rails": {"pl1": 50.0, "syspl1": 231.0}}),
+    Row("2.5: pl1 read alone, idle", "inconclusive", 208, 4.5, {"utilization": 0.0}, {"rails": {"pl1": 20.0}}),
     Row("between latch and health, unexplained", "inconclusive", 1500, 28.0, facts=CAPPED_2200 | LOADED),
     Row("spark_hwmon against the clock", "inconclusive", 2190, 40.0, facts={"rails": {"pl1": 20.0}}),
 ]  # fmt: skip
@@ -255,6 +271,10 @@ def test_one_hot_reading_is_a_slip_of_the_sensor() -> None:
     [
         (2190.0, 96.0, "in_force"),
         (2240.0, 96.0, "in_force"),
+        # 0.95 of the lock. Published are 2164 to 2190.
+        (2091.0, 96.0, "in_force"),
+        (2089.0, 96.0, "not_reached"),
+        (1790.0, 96.0, "not_reached"),
         # A clock above the lock proves the loss, with or without load.
         (2405.0, 96.0, "exceeded"),
         (2405.0, 0.0, "exceeded"),
@@ -266,6 +286,92 @@ def test_one_hot_reading_is_a_slip_of_the_sensor() -> None:
 def test_only_an_observed_clock_says_whether_the_lock_holds(mhz: float, utilization: float, lock: str) -> None:
     facts = Facts(maximum_mhz=MAXIMUM_MHZ, applied_mhz=2200.0, compute_apps=1)
     assert classify(samples(mhz, 40.0, utilization), facts).lock == lock
+
+
+def test_a_lock_above_what_the_gpu_sustains_shows_nothing_in_a_healthy_clock() -> None:
+    facts = Facts(maximum_mhz=MAXIMUM_MHZ, applied_mhz=3003.0, load=True)
+    verdict = classify(samples((1970, 2281), 60.0), facts)
+    assert (verdict.state, verdict.lock) == ("ok", "unknown")
+
+
+def test_a_low_lock_of_our_own_is_in_force_and_explains_the_clock() -> None:
+    verdict = classify(samples(793, 12.0), Facts(maximum_mhz=MAXIMUM_MHZ, applied_mhz=793.0, load=True))
+    assert (verdict.state, verdict.lock) == ("capped_by_lock", "in_force")
+
+
+@pytest.mark.parametrize(("applied", "command"), [(2200.0, "goodput-clocks-reassert"), (None, "nvidia-smi -lgc")])
+def test_the_remedy_of_a_latch_begins_with_what_looks_like_one(applied: float | None, command: str) -> None:
+    facts = Facts(maximum_mhz=MAXIMUM_MHZ, applied_mhz=applied, load=True)
+    # A lock of 800 MHz that no unit or script names reads like this.
+    remedy = classify(samples(800, 12.0), facts).remedy
+    assert remedy.index("set by hand") < remedy.index(command) < remedy.index("wall AND from the Spark")
+    # Limits that no lock makes are the latch for sure.
+    both = Facts(maximum_mhz=MAXIMUM_MHZ, applied_mhz=applied, rails={"pl1": 20.0, "syspl1": 30.0})
+    assert classify(samples(513, 13.0), both).remedy == pv.DRAIN
+
+
+def looked(mhz: float, watts: float, asserted: float | None, utilization: float = 96.0, reasons: int = 0) -> Any:
+    """A result of power_sampling.measure under our 2200 lock."""
+    facts = Facts(maximum_mhz=MAXIMUM_MHZ, applied_mhz=2200.0, load=True)
+    verdict = classify(samples(mhz, watts, utilization, reasons), facts).as_dict()
+    own = {"asserted_at_seconds": asserted}
+    kept = {"state": verdict["state"], "reason": verdict["reason"], "ok_in_this_boot": True}
+    return verdict | {"own_lock": own, "applied_mhz": 2200.0, "this_boot_ok": True, "record": kept}
+
+
+FIRST = looked(800, 12.0, 100.0)
+SKIPPED = {"changed": False, "skipped": True}
+
+
+@pytest.mark.parametrize(
+    ("second", "state", "words"),
+    [
+        (looked(2190, 28.0, 200.0), "capped_by_lock", ["800 MHz under load until", "2190 MHz since"]),
+        (looked(1500, 28.0, 200.0), "capped_by_lock", ["1500 MHz since"]),
+        (looked(800, 12.0, 200.0), "latched", ["the same after our lock was asserted again"]),
+        # Nothing was ruled out: no second look, a lock that the driver did not confirm, an engine that idles now.
+        (SKIPPED, "latched", ["nothing explains it"]),
+        (looked(2190, 28.0, 100.0), "latched", ["nothing explains it"]),
+        (looked(2190, 28.0, None), "latched", ["nothing explains it"]),
+        (looked(208, 4.5, 200.0, utilization=0.0), "latched", ["nothing explains it"]),
+        (looked(800, 12.0, 200.0, reasons=0x20), "thermal", ["software thermal"]),
+    ],
+)
+def test_only_what_our_own_lock_does_not_lift_is_latched(second: Any, state: str, words: list[str]) -> None:
+    result = pv.after_our_lock(FIRST, second)
+    assert result["state"] == state
+    assert [word for word in words if word not in result["reason"]] == []
+    gate = pv.judge(result)
+    assert (gate["passed"], "wall AND" in gate["message"]) == (False, state == "latched")
+    if state == "capped_by_lock":
+        assert "by hand" in gate["message"]
+    if second is not SKIPPED and state != "thermal" and second["own_lock"]["asserted_at_seconds"] == 200.0:
+        assert result["record"]["state"] == state
+    if result["reason"] not in (FIRST["reason"], second.get("reason")):
+        # An idle look later must not fall back on an ok from before.
+        assert (result["record"]["ok_in_this_boot"], result["record"]["reason"]) == (False, result["reason"])
+
+
+def test_a_node_that_is_not_latched_is_looked_at_once() -> None:
+    assert pv.after_our_lock(looked(2190, 28.0, 100.0), SKIPPED)["state"] == "ok"
+
+
+def test_every_threshold_is_an_input_of_the_role() -> None:
+    role = Path(__file__).resolve().parents[3] / "roles/power"
+    passed = yaml.safe_load((role / "vars/main.yml").read_text())["__power_thresholds"]
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
+    known = dataclasses.asdict(Thresholds())
+    assert set(passed) == set(known)
+    for name, value in known.items():
+        assert f"power_{name} |" in passed[name]
+        assert defaults[f"power_{name}"] == value
+
+
+def test_the_number_of_hot_samples_is_a_threshold() -> None:
+    facts = Facts(maximum_mhz=MAXIMUM_MHZ, compute_apps=1)
+    reading = samples(2190, 40.0, soc=95.0, count=20)
+    assert classify(reading, facts).state == "thermal"
+    assert classify(reading, facts, Thresholds(hot_samples_min=21)).state == "ok"
 
 
 def test_thresholds_decide() -> None:
@@ -285,6 +391,8 @@ def test_thresholds_decide() -> None:
         ({"latch_watts": -1}, "at least 0"),
         ({"latch_cap_ratio": 60}, "0 to 1"),
         ({"busy_samples_min": True}, "True"),
+        ({"busy_samples_min": 0}, "at least 1"),
+        ({"hot_samples_min": 0}, "at least 1"),
     ],
 )
 def test_bad_thresholds_are_named(values: Mapping[str, Any], words: str) -> None:
