@@ -71,7 +71,9 @@ def install_system(uses: set[str]) -> bool:
     if not missing:
         return False
     if OFFLINE:
-        refuse(f"GOODPUT_OFFLINE is set and {len(missing)} system packages are missing; install them: {' '.join(missing)}")
+        refuse(
+            f"GOODPUT_OFFLINE is set and {len(missing)} system packages are missing; install them: {' '.join(missing)}"
+        )
     line = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(missing)}"
     as_root = os.geteuid() == 0
     prefix: list[str] = []

@@ -35,8 +35,8 @@ options:
     type: str
   whole_site:
     description:
-      - Also look for what a run from stock to the first token needs and what is not set, on hardware. These findings are returned
-        and do not fail the task, so that they can be shown together with what is found on the nodes.
+      - Also look for what a run from stock to the first token needs on hardware and what is not set.
+      - These findings are returned and do not fail the task, so that they can be shown with those of the nodes.
     type: bool
     default: false
   foreign_variables:
