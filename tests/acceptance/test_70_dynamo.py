@@ -7,7 +7,8 @@ import json
 import re
 import shlex
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from ansible_collections.goodput.spark.plugins.module_utils.serving import (
     unit_remedy,
     variables,
 )
+
+from goodput.session import Session
 
 AGAIN = "run `ansible-playbook site.yml --tags dynamo`"
 WORKER, FRONTEND, ETCD = "goodput-worker", "goodput-frontend", "goodput-etcd"
@@ -153,6 +156,36 @@ class Site:
 @pytest.fixture(scope="module")
 def site(first: Any, nodes: list[Any]) -> Site:
     return Site(first, nodes)
+
+
+def asked_by_a_stranger(site: Site, nodes: list[Any]) -> tuple[str, dict[str, str]]:
+    """(address, status of each answer, 000 for none): in a shell of its own, since silence lasts for its time-out."""
+    if len(nodes) == 1:
+        return "", {}
+    session, server = Session(nodes[1].session.node), address(site.first)
+    try:
+        # A rail address of the second node is no management address: to the units it is a stranger.
+        links = "rdma link show | sed -n 's/.* netdev \\([^ ]*\\).*/\\1/p'"
+        rails = session.run(f"for d in $({links}); do ip -4 -o address show dev $d; done").stdout
+        stranger = next((found for found in re.findall(r"inet ([\d.]+)", rails) if found != address(nodes[1])), "")
+        if not stranger:
+            return "", {}
+        port = flag(site.words, "--http-port", "8000")
+        urls = {"frontend": f"http://{server}:{port}/live", "LMCache": f"http://{server}:9500/healthcheck"}
+        urls |= {"worker": f"http://{server}:9091/health", "discovery": f"http://{server}:2379/health"}
+        ask = "curl -s -m 5 --noproxy '*' -o /dev/null"
+        asked = [f"{ask} -w '{name} %{{http_code}}\\n' --interface {stranger} {url} &" for name, url in urls.items()]
+        asked += [f"{ask} -w 'node %{{http_code}}\\n' {urls['LMCache']} &", "wait"]
+        return stranger, dict(line.split() for line in session.run(" ".join(asked)).stdout.splitlines())
+    finally:
+        session.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def silence(site: Site, nodes: list[Any]) -> Iterator[Future[tuple[str, dict[str, str]]]]:
+    """What a stranger is told, asked while the other checks run."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(asked_by_a_stranger, site, nodes)
 
 
 def long_prompt(words: int = 950, tokens: int = 0) -> str:
@@ -337,28 +370,11 @@ def test_worker_metrics_listen_on_management(host: Any, sh: Callable[..., Any], 
     check([line.split()[3] for line in lines], [f"{address(host)}:9091"], AGAIN, unit=WORKER)
 
 
-def test_a_stranger_reaches_only_the_frontend(site: Site, nodes: list[Any], sh: Callable[..., Any], check: Any) -> None:
+def test_a_stranger_reaches_only_the_frontend(site: Site, silence: Any, sh: Callable[..., Any], check: Any) -> None:
     "From another address than the nodes' management addresses only the frontend answers"
-    if len(nodes) == 1:
-        pytest.skip("only one node is in this run, so nobody can ask from outside")
-    client, server = nodes[1], address(site.first)
-    # A rail address of the second node is no management address: to the units it is a stranger.
-    rails = (
-        "for d in $(rdma link show | sed -n 's/.* netdev \\([^ ]*\\).*/\\1/p'); do ip -4 -o address show dev $d; done"
-    )
-    own = re.findall(r"inet ([\d.]+)", sh({"rails": rails}, node=client)["rails"].stdout)
-    stranger = next((found for found in own if found != address(client)), "")
+    stranger, answers = silence.result()
     if not stranger:
-        pytest.skip("the second node has no rail address to ask from")
-    port = flag(site.words, "--http-port", "8000")
-    urls = {"frontend": f"http://{server}:{port}/live", "LMCache": f"http://{server}:9500/healthcheck"}
-    urls |= {"worker": f"http://{server}:9091/health", "discovery": f"http://{server}:2379/health"}
-    ask = "curl -s -m 5 --noproxy '*' -o /dev/null"
-    # All at once: each silence lasts as long as the time-out.
-    asked = [f"{ask} -w '{name} %{{http_code}}\\n' --interface {stranger} {url} &" for name, url in urls.items()]
-    asked += [f"{ask} -w 'node %{{http_code}}\\n' {urls['LMCache']} &", "wait"]
-    lines = sh({"ask": " ".join(asked)}, node=client, fresh=True)["ask"].stdout.splitlines()
-    answers = dict(line.split() for line in lines)
+        pytest.skip("no second node with a rail address is in this run, so nobody can ask from outside")
     if answers["frontend"] != "200":
         pytest.skip(f"{stranger} does not reach the frontend either, so nothing follows from silence")
     strangers = ["worker", "discovery"]
