@@ -12,10 +12,12 @@ from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import l1
 from lmcache_client import BLOCK_TOKENS, RUNTIME, UNIT, Shape, Tier
 
 pytestmark = pytest.mark.unit(UNIT)
-CHUNKS, TOGETHER = 4, 3
-# L1 holds two and a half prompts, so two restores and not three.
-PROMPTS_IN_L1 = 2.6
+CHUNKS, TOGETHER = 2, 6
+# L1 holds five prompts and a bit, so five restores and not six.
+PROMPTS_IN_L1 = 5.3
 LAYERS = 24
+# The client beside its prompt, which it has twice: 507 MiB were seen with a prompt of 48 MiB.
+CLIENT_MIB = 450
 # Every prompt is stored with an empty L1 and reaches L2; then all are looked up before the first is read.
 CLIENT = """
 import json, sys, time, urllib.request
@@ -80,7 +82,12 @@ def test_restores_together(host: Any, sh: Callable[..., Any], check: Callable[..
     tier.shape = Shape(LAYERS, int(l1_bytes / PROMPTS_IN_L1 / prompt_tokens / (4 * LAYERS)))
     slots = l1_bytes // (tier.chunk_tokens * tier.shape.bytes_per_token)
     predicted = [one.hit_chunks for one in l1.predict_restores(slots, 0, [CHUNKS] * TOGETHER)]
-    blocks = 2 * prompt_tokens // BLOCK_TOKENS
+    # A node without swap that runs out of memory does not come back by itself.
+    needed_mib = CLIENT_MIB + 2 * prompt_tokens * tier.shape.bytes_per_token // 2**20
+    available_mib = int(tier.run("awk '/^MemAvailable/ {print $2}' /proc/meminfo").stdout) // 1024
+    if available_mib < needed_mib:
+        pytest.skip(f"{available_mib} MiB available for a client of {needed_mib} MiB")
+    blocks = prompt_tokens // BLOCK_TOKENS
     layout = f"(2,{blocks},{BLOCK_TOKENS},1,{tier.shape.head}):float16:{LAYERS}"
     words = ["runuser", "-u", "goodput", "--", "env", "HOME=/tmp", "LMCACHE_TRACK_USAGE=false"]
     words += [f"PYTHONPATH={RUNTIME}/site-packages", "python3", "-c", CLIENT, tier.rpc, tier.url]
