@@ -437,6 +437,10 @@ class Pair:
                 command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         (home / "pid").write_text(str(process.pid))
+        # For a moment a process that has just begun shows no command line, and would be taken for one that ended.
+        deadline = time.monotonic() + 10
+        while self.pid(guest) is None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _fail(self, guest: Guest, reason: str) -> VirtualPairError:
         log = self.directory / guest.name / "qemu.log"
