@@ -38,6 +38,11 @@ for folder in (Path(__file__).parent, ROOT / "src"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
+# Before an inventory is read: from then on Ansible imports collections in its own way, which does not know one that
+# began to be imported without it.
+from ansible_collections.goodput.spark.plugins.module_utils import serving  # noqa: E402, F401
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import l1  # noqa: E402, F401
+
 from goodput import verdict  # noqa: E402
 from goodput.inventory import InventoryError, Node, load  # noqa: E402
 from goodput.session import CommandTimeout, NodeHost, Result, Session, Unreachable  # noqa: E402
