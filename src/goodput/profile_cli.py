@@ -27,9 +27,9 @@ profile_app = typer.Typer(help="Serving arrangements: list, show, switch.", no_a
 # Ansible reads a group's folder in alphabetical order and the last file wins.
 CHOICE = "group_vars/sparks/zz-goodput-profile.yml"
 HEADER = "# Written by `goodput profile use`; remove the file to go back to group_vars/all.\n"
-# The layers that a profile decides, behind the gate that serving has in site.yml: the verdict asks for a node that was
-# judged in this boot. What stays the same is only verified.
-TAGS = "model_store,power_gate,lmcache,dynamo,kube_serving,verdict"
+# The layers that a profile decides, behind what must be proved in this boot: the verdict asks for rails and power, and
+# after a reboot nobody has proved them yet. What stays the same is only verified.
+TAGS = "rdma,model_store,power_gate,lmcache,dynamo,kube_serving,verdict"
 
 
 def choice_file(inventory: Path) -> Path:

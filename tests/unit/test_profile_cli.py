@@ -88,6 +88,7 @@ def test_a_switch_passes_the_power_gate_and_drains_before_serving_is_touched() -
     site = ROOT / "site.yml"
     listed = run_playbook(ROOT / "inventory/pair", site, "--list-tasks", "--tags", profile_cli.TAGS).stdout
     gate, drain, cache_server = (listed.find(words) for words in ("Judge power and", "Stop admitting", "lmcache : "))
+    assert -1 < listed.find("rdma : proof") < gate
     # The former worker is gone before LMCache gets another layout, or more memory.
     assert -1 < gate < drain < listed.find("Stop a worker that changes") < cache_server
     assert cache_server < listed.find("verify | Run the acceptance suite")
