@@ -159,7 +159,9 @@ class Router(_Checked):
     _section = "router"
     mode: Literal["kv", "round-robin", "random"] = "kv"
     migration_limit: int = _int(1, 0, 64, "retries")
-    min_initial_workers: int = _int(2, 0, 64, "workers")
+    # One is enough to serve: a frontend that starts again while a node is off must not wait for it. That all are there
+    # is for verify to say.
+    min_initial_workers: int = _int(1, 0, 64, "workers")
     active_request_expiry_seconds: int = _int(7200, 1, 604800, "seconds")
 
 
