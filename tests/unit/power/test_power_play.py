@@ -161,3 +161,56 @@ def test_preflight_passes_a_healthy_node(site: Site) -> None:
         pytest.skip("preflight requires root")
     status, text = site.play("preflight")
     assert status == 0, text[-3000:]
+
+
+# A systemd whose goodput-clocks.service is in one state, which writes down what it was asked to do.
+UNIT_IS = """#!/bin/sh
+case "$1" in
+show) printf 'LoadState=loaded\\nActiveState={active}\\n';;
+start|restart|reload) echo "$1 $2" >>{log}; exit {status};;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("active", "starts", "asked"),
+    [
+        # A second run changes nothing.
+        ("active", True, []),
+        ("inactive", True, ["start"]),
+        ("failed", True, ["start"]),
+        # It failed and waits to start again, which Ansible's "started" takes for running.
+        ("activating", True, ["restart"]),
+        ("activating", False, ["restart"]),
+    ],
+)
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_lock_that_fails_ends_the_play_before_any_load(
+    site: Site, active: str, starts: bool, asked: list[str], changed: bool
+) -> None:
+    """The last tasks of configure.yml, and the handler; nothing else can tell that the clocks are free."""
+    log = site.folder / "asked"
+    log.touch()
+    site.systemctl.write_text(UNIT_IS.format(active=active, log=log, status=0 if starts else 1))
+    tasks = yaml.safe_load((ROOT / "roles/power/tasks/configure.yml").read_text())
+    last = next(n for n, task in enumerate(tasks) if task.get("ansible.builtin.meta") == "flush_handlers")
+
+    units = [task for task in tasks[last + 1 :] if "timer" not in str(task["ansible.builtin.systemd_service"])]
+    play: dict[str, Any] = {
+        "hosts": "sparks",
+        "gather_facts": False,
+        "handlers": yaml.safe_load((ROOT / "roles/power/handlers/main.yml").read_text()),
+        "tasks": [
+            {"command": "true", "changed_when": changed, "notify": "Assert the lock that changed"},
+            tasks[last],
+            *([] if changed else units),
+        ],
+    }
+    inventory, playbook = site.folder / "hosts.yml", site.folder / "play.yml"
+    inventory.write_text(yaml.safe_dump({"sparks": {"hosts": {"spark1": {"ansible_connection": "local"}}}}))
+    playbook.write_text(yaml.safe_dump([play]))
+    done = run_playbook(inventory, playbook, PATH=f"{site.systemctl.parent}:{os.environ['PATH']}")
+    assert done.returncode == (0 if starts else 2), done.stdout[-3000:]
+    wanted = ["reload"] if changed and active == "active" else asked
+    assert log.read_text().split("\n")[:-1] == [f"{word} goodput-clocks.service" for word in wanted]
+    assert changed or asked or "changed=0" in done.stdout
