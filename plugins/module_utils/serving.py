@@ -185,8 +185,8 @@ def environment(variables: Mapping[str, Any], values: Mapping[str, Any]) -> list
     ]
 
 
-# How variables begin that change what a process does with the cache, whoever gave them; and those of the owner's
-# /etc/goodput/lmcache.secret, which no plan knows and no verdict may show.
+# Judged is what a plan has, and what begins like this: it changes what a process does with the cache, whoever gave it.
+# Not judged are the owner's of /etc/goodput/lmcache.secret, which no plan knows and no verdict may show.
 JUDGED_VARIABLES = ("UCX_", "MC_", "VLLM_", "LMCACHE_", "DYN_ROUTER_")
 SECRET_VARIABLES = ("LMCACHE_RESP_",)
 
@@ -198,7 +198,7 @@ def environment_differences(
     names = sorted(
         name
         for name in running.keys() | planned.keys()
-        if name.startswith(JUDGED_VARIABLES)
+        if (name in planned or name.startswith(JUDGED_VARIABLES))
         and not name.startswith(SECRET_VARIABLES)
         and running.get(name) != planned.get(name)
     )
@@ -818,8 +818,12 @@ UNIT_REMEDIES = {
 
 
 def given_up(properties: Mapping[str, str]) -> bool:
-    """Whether systemd will not start the unit again by itself: too many failed starts."""
-    return properties.get("ActiveState") == "failed" and properties.get("Result") == "start-limit-hit"
+    """Whether systemd will not start the unit again by itself.
+
+    A unit that is tried again is ``activating`` meanwhile. ``Result`` does not tell: it stays what the last start ended
+    with when the start limit is hit.
+    """
+    return properties.get("ActiveState") == "failed"
 
 
 def unit_remedy(unit: str, properties: Mapping[str, str] | None = None) -> str:

@@ -46,7 +46,9 @@ COMMANDS = {
 
 def by_unit(decided: str) -> dict[str, dict[str, Any]]:
     """What the role wrote down: arguments and environment of each unit."""
-    return {unit["name"]: unit for unit in json.loads(decided or "[]")}
+    units = json.loads(decided or "[]")
+    # Something else was written by another version of the role: then nothing is decided here yet.
+    return {unit["name"]: unit for unit in units} if isinstance(units, list) else {}
 
 
 def properties(text: str) -> dict[str, str]:

@@ -257,8 +257,9 @@ def test_block_size_is_the_same_everywhere(site: Site, nodes: list[Any], sh: Cal
         given = flag(sh({"worker": command_line(WORKER)}, node=node)["worker"].stdout, "--block-size")
         if not given:
             said = re.search(r"block size to (\d+) tokens", sh({"chosen": chosen}, node=node)["chosen"].stdout)
-            given = said[1] if said else "0"
-        check(site.block_tokens, int(given), remedy, what=node.name)
+            # Of a model without Mamba it says nothing, and has a block all the same.
+            given = said[1] if said else str(site.block_tokens)
+        check(site.block_tokens, int(given), remedy, ok=site.block_tokens == int(given) > 0, what=node.name)
 
 
 @pytest.mark.unit(FRONTEND)
@@ -307,7 +308,7 @@ def test_units_are_hardened(host: Any, first: Any, sh: Callable[..., Any], check
         )
         # Only a real engine, whose every load is dear, is given up some day.
         if unit == WORKER and "-m dynamo.vllm " in answers["engine"].stdout:
-            required["StartLimitIntervalUSec"] = "1d"
+            required["StartLimitIntervalUSec"] = "8h"
         remedy = f"{unit_remedy(unit, found)}; {AGAIN}"
         check({name: found.get(name) for name in required}, required, remedy, what=unit, unit=unit)
 

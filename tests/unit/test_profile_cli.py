@@ -87,8 +87,12 @@ def test_a_switch_passes_the_power_gate_and_drains_before_serving_is_touched() -
     """After a reboot the verdict would refuse a node that nobody judged, with the new profile running already."""
     site = ROOT / "site.yml"
     listed = run_playbook(ROOT / "inventory/pair", site, "--list-tasks", "--tags", profile_cli.TAGS).stdout
-    gate, drain, cache_server = (listed.find(words) for words in ("Judge power and", "Stop admitting", "lmcache : "))
+    gate, drain, cache_server = (
+        listed.find(words) for words in ("Judge power and", "Stop admitting", "lmcache : Claim")
+    )
     assert -1 < listed.find("rdma : proof") < gate
     # The former worker is gone before LMCache gets another layout, or more memory.
-    assert -1 < gate < drain < listed.find("Stop a worker that changes") < cache_server
+    # What LMCache refuses is refused while the site still serves.
+    assert -1 < gate < listed.find("lmcache : preflight") < drain
+    assert drain < listed.find("Stop a worker that changes") < cache_server
     assert cache_server < listed.find("verify | Run the acceptance suite")
