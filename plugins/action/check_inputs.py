@@ -14,7 +14,7 @@ from ansible.utils.vars import load_extra_vars
 from ansible_collections.goodput.spark.plugins.module_utils import inputs
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import PlanInputError
-from ansible_collections.goodput.spark.plugins.module_utils.preflight import ERROR, render_table
+from ansible_collections.goodput.spark.plugins.module_utils.preflight import ERROR, accept, render_table
 
 PLAIN = (str, bool, int, float, list, tuple, Mapping, type(None))
 
@@ -23,7 +23,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     _requires_connection = False
     _supports_check_mode = True
     _supports_async = False
-    _VALID_ARGS = frozenset(("nodes", "release", "profile", "platform", "foreign_variables", "whole_site"))
+    _VALID_ARGS = frozenset(("nodes", "release", "profile", "platform", "foreign_variables", "whole_site", "accept"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -39,8 +39,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             result.update(failed=True, msg=render_table(findings, "inputs"))
             return result
         # Shown with what is found on the nodes: an owner gets one list.
-        lacking = list(inputs.missing(site, known, self._folder(site))) if self._task.args.get("whole_site") else []
-        result["findings"] += [finding.as_dict() for finding in lacking]
+        lacking = inputs.missing(site, known, self._folder(site)) if self._task.args.get("whole_site") else []
+        accepted = accept(lacking, self._task.args.get("accept") or [])
+        result["findings"] += [finding.as_dict() for finding in accepted]
         release = root / "vars/releases" / f"{site.choices['goodput_release']}.yml"
         result["release_set"] = inputs.read_yaml(release).get("goodput_release_set", {})
         result["msg"] = render_table(findings, "inputs")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
 from ansible_collections.goodput.spark.plugins.module_utils.preflight import WARNING, Finding
 
 # Names every role shares. Their types are not in any role's argument spec.
@@ -106,7 +107,11 @@ def load_known(root: Path) -> Known:
             "goodput_profile": [name for name in stems(root / "profiles") if name[0] != "_"],
             "goodput_platform": ["systemd", *(["k3s"] if "k3s" in roles else [])],
         },
-        mockers=[path.stem for path in (root / "profiles").glob("*.yml") if read_yaml(path).get("engine") == "mocker"],
+        mockers=[
+            name
+            for name in files.names_in(root / "profiles")
+            if files.profile_data(name, root / "profiles").get("engine") == "mocker"
+        ],
     )
 
 

@@ -304,9 +304,9 @@ reload() {{
     fi
     if running systemd-networkd; then networkctl reload; fi
 }}
-# Without the folder the change was confirmed a moment ago, and nothing may be removed.
+# Without the folder the change was confirmed a moment ago, and nothing may be undone.
 put_back() {{
-    [ -d "$STATE/backup" ] || return
+    [ -d "$STATE/backup" ] || exit 0
     if [ -e "$STATE/backup/$1" ]; then cp -a "$STATE/backup/$1" "$ROOT/$1"; else rm -f "$ROOT/$1"; fi
 }}
 # Who renders an interface is read from what netplan generated for it.

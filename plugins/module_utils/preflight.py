@@ -297,7 +297,7 @@ def how_to_free(port: int, owner: str, unit: str) -> str:
     if owner == "docker-proxy":
         return f"`docker ps --filter publish={port}` names the container: docker stop it"
     user, slash, name = unit.partition("/")
-    if slash:
+    if slash and name.endswith(".service"):
         return f"as the user of {user}: systemctl --user disable --now {name}"
     return f"sudo systemctl disable --now {unit}" if unit.endswith(".service") else f"end {owner}"
 

@@ -39,6 +39,11 @@ options:
       - These findings are returned and do not fail the task, so that they can be shown with those of the nodes.
     type: bool
     default: false
+  accept:
+    description: Checks of O(whole_site) whose errors become warnings.
+    type: list
+    elements: str
+    default: []
   foreign_variables:
     description: Variables that look like ours and are not.
     type: list

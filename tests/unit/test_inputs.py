@@ -261,6 +261,8 @@ FULL = {
     ("values", "platform", "profile", "expected"),
     [
         (STOCK, "systemd", "virtual", ["profile", "model", "runtime", "rails"]),
+        # Its engine stands in the profile that it inherits from.
+        (FULL, "systemd", "virtual-router", ["profile"]),
         (STOCK, "k3s", "super-recommended", ["model", "rails"]),
         (FULL, "systemd", "super-recommended", []),
         (FULL | {"model_store_models": [{"name": "nano"}]}, "systemd", "super-recommended", ["model"]),

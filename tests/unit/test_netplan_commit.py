@@ -427,5 +427,7 @@ def test_a_rollback_that_starts_after_the_confirmation_removes_nothing(guest: Gu
     script = (guest.commit.dir / "rollback.sh").read_text()
     assert guest.commit.disarm()
     subprocess.run(["/bin/sh", "-c", script], env=guest.env, check=False, capture_output=True)
+    undone = ("nmcli -w", "nmcli device disconnect", "ip link set", "ip address flush")
+    assert not [line for line in guest.asked() if line.startswith(undone)]
     assert (guest.root / "etc/netplan/10-own.yaml").exists()
     assert (guest.root / "etc/netplan/90-goodput-rails.yaml").read_text() == "new\n"

@@ -309,6 +309,7 @@ def test_ports_of_our_own_units_and_of_the_other_node_are_no_conflict(port: int,
     [
         ("docker-proxy", "docker.service", "`docker ps --filter publish=5555` names the container: docker stop it,"),
         ("python3", "user@1000.service/lab.service", "as the user of user@1000.service: systemctl --user disable"),
+        ("python3", "user@1000.service/vte-spawn-1.scope", "end python3,"),
     ],
 )
 def test_the_remedy_ends_what_has_the_port_and_no_more(process: str, unit: str, fix: str) -> None:

@@ -11,12 +11,14 @@ from plays import run_playbook
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def play(tmp_path: Path, hosts: dict[str, dict[str, object]], *arguments: str) -> tuple[int, str]:
-    """Exit status and output of playbooks/preflight.yml. Port 1 of the loopback address refuses every connection."""
+def play(
+    tmp_path: Path, hosts: dict[str, dict[str, object]], *arguments: str, playbook: str = "playbooks/preflight.yml"
+) -> tuple[int, str]:
+    """Exit status and output of preflight. Port 1 of the loopback address refuses every connection."""
     inventory = tmp_path / "hosts.yml"
     common = {"ansible_port": 1, "ansible_user": "nobody", "ansible_ssh_common_args": "-o BatchMode=yes"}
     inventory.write_text(yaml.safe_dump({"sparks": {"hosts": hosts, "vars": common}}))
-    result = run_playbook(inventory, ROOT / "playbooks/preflight.yml", *arguments)
+    result = run_playbook(inventory, ROOT / playbook, *arguments)
     return result.returncode, result.stdout + result.stderr
 
 
@@ -63,8 +65,11 @@ def test_an_untouched_pair_is_told_at_once_what_else_it_needs(tmp_path: Path) ->
     hosts: dict[str, dict[str, object]] = {
         "spark1": {"ansible_host": "127.0.0.1", "goodput_management_address": "10.0.0.1"}
     }
-    _status, output = play(tmp_path, hosts)
+    _status, output = play(tmp_path, hosts, playbook="site.yml")
     for check in ("profile", "model", "runtime", "ssh"):
         assert f"✗ {check}" in output
-    _status, output = play(tmp_path, hosts, "--tags", "preflight")
-    assert "✗ ssh" in output and "✗ runtime" not in output
+    _status, output = play(tmp_path, hosts, "-e", '{"preflight_accept": ["runtime"]}', playbook="site.yml")
+    assert "! runtime" in output
+    for arguments, playbook in (((), "playbooks/preflight.yml"), (("--tags", "preflight"), "site.yml")):
+        _status, output = play(tmp_path, hosts, *arguments, playbook=playbook)
+        assert "✗ ssh" in output and "✗ runtime" not in output
