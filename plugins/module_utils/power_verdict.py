@@ -213,20 +213,26 @@ def words(values: Mapping[str, float] | None, unit: str) -> str:
     return f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}"
 
 
+def under_load(result: Mapping[str, Any]) -> bool:
+    evidence = result.get("evidence", {})
+    return bool(evidence) and evidence["busy_samples"] >= evidence["thresholds"]["busy_samples_min"]
+
+
 def judge(
     result: Mapping[str, Any], accept: Sequence[str] = (), strict: bool = False, lock_wanted: bool = True
 ) -> dict[str, Any]:
     """Whether a play may go on from a node with this result of ``power_sampling.measure``: ``passed`` and ``message``.
 
     ok passes. What ``accept`` names passes. An idle engine makes the result inconclusive; that passes if the node was
-    ok under load earlier in this boot, unless ``strict``. A lock that was exceeded never passes: that a clock was set
-    is worth nothing. With ``lock_wanted`` the lock must have been confirmed by the driver in this boot, too.
+    ok under load earlier in this boot, unless ``strict``. What was seen under load and is unclear does not. A lock that
+    was exceeded never passes: that a clock was set is worth nothing. With ``lock_wanted`` the lock must have been
+    confirmed by the driver in this boot, too.
     """
     state, reason = str(result["state"]), str(result["reason"])
     found = f"found {state}: {reason}"
     if result.get("unclean_boot"):
         found += ". The boot before this one ended without a shutdown, after which this check is required"
-    known_ok = state == INCONCLUSIVE and bool(result.get("this_boot_ok")) and not strict
+    known_ok = state == INCONCLUSIVE and bool(result.get("this_boot_ok")) and not strict and not under_load(result)
     good = state == OK or state in accept or known_ok
     required, fixes = [], []
     if not good:
@@ -450,7 +456,7 @@ class _Case:
             return INCONCLUSIVE, facts.problem, "put that right, then run again"
         if not enough:
             return self.idle()
-        if rails and not slow:
+        if len(rails) == 2 and not slow:
             return (
                 INCONCLUSIVE,
                 f"the platform's limits are low and the clock is not: {self.seen()}",

@@ -123,6 +123,8 @@ HEALTHY = [
     Row("a lock far above what GB10 sustains (2418,3003)", "ok", 2418, 80.0, facts={"applied_mhz": 3003.0} | LOADED),
     Row("vladtemian in 361296: healthy pl1 about 140 W, syspl1 about 231 W", "ok", 2190, 40.0,
         facts=CAPPED_2200 | ENGINE | {"rails": {"pl1": 140.0, "syspl1": 231.0}}),
+    Row("2.5: an owner's own cap of pl1 at 50 W, under the lock", "ok", 2190, 40.0,
+        facts=CAPPED_2200 | LOADED | {"rails": {"pl1": 50.0, "syspl1": 231.0}}),
 ]  # fmt: skip
 
 # --- 2.2: look-alikes -----------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ UNCLEAR = [
         {"rails": {"pl1": 50.0, "syspl1": 231.0}}),
     Row("2.5: pl1 read alone, idle", "inconclusive", 208, 4.5, {"utilization": 0.0}, {"rails": {"pl1": 20.0}}),
     Row("between latch and health, unexplained", "inconclusive", 1500, 28.0, facts=CAPPED_2200 | LOADED),
-    Row("spark_hwmon against the clock", "inconclusive", 2190, 40.0, facts={"rails": {"pl1": 20.0}}),
+    Row("spark_hwmon against the clock", "inconclusive", 2190, 40.0, facts={"rails": {"pl1": 20.0, "syspl1": 30.0}}),
 ]  # fmt: skip
 
 ROWS = [*LATCHED, *HEALTHY, *ALIKE, *UNCLEAR]
@@ -437,3 +439,23 @@ def test_the_same_real_gpu_idle_is_inconclusive() -> None:
     read = json.loads((DATA / "h200_idle.json").read_text())
     verdict = classify([Sample(**sample) for sample in read["samples"]], Facts(maximum_mhz=1980.0))
     assert (verdict.state, read["state"]) == ("inconclusive", "inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("reading", "passes"),
+    [
+        # It idled, or did too little to tell.
+        ((208, 4.5, {"utilization": 0.0}), True),
+        ((1790, 23.0, {"count": 9}), True),
+        # Busy, and the clock of another lock than ours: seen in this boot, after what was ok.
+        ((1790, 23.0, {}), False),
+    ],
+)
+def test_an_ok_of_this_boot_covers_only_what_was_not_seen_under_load(
+    reading: tuple[int, float, dict[str, Any]], passes: bool
+) -> None:
+    mhz, watts, more = reading
+    verdict = verdict_of(Row("", "inconclusive", mhz, watts, more, CAPPED_2200 | LOADED)).as_dict()
+    assert verdict["state"] == "inconclusive"
+    gate = pv.judge(verdict | {"applied_mhz": 2200.0, "this_boot_ok": True})
+    assert gate["passed"] is passes, gate["message"]
