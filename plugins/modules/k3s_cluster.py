@@ -151,13 +151,15 @@ def drained(kubectl: logic.Kubectl, names: list[str], timeout_seconds: int) -> b
         for name, node in found.items()
         if name not in names and logic.condition(node, "Ready") == "True" and not node["spec"].get("unschedulable")
     ]
-    names = [name for name in names if name in found]
+    # A node that is cordoned without our mark was cordoned by a person: whatever runs there is theirs to evict.
+    names = [
+        name
+        for name in names
+        if name in found and (not found[name]["spec"].get("unschedulable") or logic.is_drained_by_us(found[name]))
+    ]
     if not others or not names or not serves_elsewhere(kubectl, names):
         return False
-    # A node that is cordoned without our mark was cordoned by a person, who also ends it.
-    ours = [name for name in names if not found[name]["spec"].get("unschedulable")]
-    if ours:
-        kubectl("annotate", "--overwrite", "node", *ours, f"{logic.DRAINED}=true")
+    kubectl("annotate", "--overwrite", "node", *names, f"{logic.DRAINED}=true")
     kubectl(
         "drain",
         "--ignore-daemonsets",

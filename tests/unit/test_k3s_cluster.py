@@ -209,13 +209,19 @@ def node(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_only_a_cordon_of_our_own_is_lifted() -> None:
-    """A person's cordon has no mark of ours, so it must not get one either."""
+    """A person's cordon has no mark of ours, so it gets none, and nothing is evicted that could not come back."""
     run = Answers(get=[listing(node("spark1"), node("spark2")), listing()])
     assert module.drained(k.Kubectl(run=run), ["spark1"], 60)
     assert [line.split()[0] for line in run.asked if not line.startswith("get")] == ["annotate", "drain"]
     run = Answers(get=[listing(node("spark1", unschedulable=True), node("spark2")), listing()])
+    assert not module.drained(k.Kubectl(run=run), ["spark1"], 60)
+    assert [line for line in run.asked if not line.startswith("get")] == []
+    # Left over from a run that was broken off.
+    former = node("spark1", unschedulable=True)
+    former["metadata"]["annotations"] = {k.DRAINED: "true"}
+    run = Answers(get=[listing(former, node("spark2")), listing()])
     assert module.drained(k.Kubectl(run=run), ["spark1"], 60)
-    assert [line.split()[0] for line in run.asked if not line.startswith("get")] == ["drain"]
+    assert [line.split()[0] for line in run.asked if not line.startswith("get")] == ["annotate", "drain"]
     run = Answers(get=listing(node("spark1", unschedulable=True)))
     assert not module.settled(k.Kubectl(run=run), {"spark1": {"labels": {}}}, 60)
 
