@@ -139,6 +139,16 @@ def test_a_changed_setting_changes_the_digest(pair: dict[str, Any], tmp_path: Pa
     assert pair["spark1"]["archive_files"] == []
 
 
+def test_a_cluster_without_archives_keeps_the_digest_that_it_runs_with(pair: dict[str, Any], tmp_path: Path) -> None:
+    """An input that is not used restarts no K3s, and neither does another order of the archives."""
+    node, unit = pair["spark1"], (ROLE / "templates/k3s.service.j2").read_text().rstrip()
+    said = [node["config"], node["kubelet"], "0" * 64, "0" * 64, probe(1)["nvidia"]["program"], unit]
+    assert node["digest"] == hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    archives = [{"path": f"{name}.tar", "sha256": name * 64} for name in "12"]
+    one, other = (render(tmp_path, k3s_image_archives=order) for order in (archives, archives[::-1]))
+    assert one["spark1"]["digest"] == other["spark1"]["digest"]
+
+
 def test_what_runs_with_other_settings_is_restarted_and_nothing_else(pair: dict[str, Any], tmp_path: Path) -> None:
     """Node 1 runs what was asked for; node 2 is the same, because the digest of node 1 is not its own."""
     unit = {"loaded": True, "active": True, "running": True, "enabled": True, "digest": pair["spark1"]["digest"]}
@@ -211,6 +221,9 @@ def test_an_image_archive_is_taken_whole_and_under_a_name_of_its_own(tmp_path: P
         return said[said.find("found ") :] if done.returncode else ""
 
     assert len(tasks) == 2 and run() == "" and run(right) == ""
+    link = tmp_path / "link.tar"
+    link.symlink_to(good)
+    assert run({**right, "path": str(link)}) == ""
     refused = run({**right, "sha256": "2" * 64})
     assert f"operator.tar with sha256 {right['sha256']}; required: {'2' * 64}" in refused
     assert "with sha256 of no file; required" in run({**right, "path": str(tmp_path / "none.tar")})
