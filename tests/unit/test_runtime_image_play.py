@@ -15,6 +15,7 @@ from plays import run_playbook
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/runtime_image"
 NAME = "goodput.local/dynamo-vllm-lmcache"
+RAILS = ["rocep1s0f0", "roceP2p1s0f0"]
 
 
 def dry(folder: Path, digest: str, archive: str, **extra: object) -> subprocess.CompletedProcess[str]:
@@ -100,15 +101,16 @@ def test_another_archive_and_none_are_refused_before_anything_is_copied(
     assert "Copy the archive" not in done.stdout
 
 
-def verified(folder: Path, devices: list[str]) -> list[dict[str, Any]]:
-    """What verify.yml asks the cluster in a run that imports nothing: its own tasks, which write it down instead."""
+def verified(folder: Path, present: tuple[bool, bool] = (True, True), **extra: object) -> list[dict[str, Any]]:
+    """What verify.yml asks the cluster, by which nodes had the image: its own tasks, which write it down instead."""
+    folder.mkdir(exist_ok=True)
     tasks = yaml.safe_load((ROLE / "tasks/verify.yml").read_text())
     asking = [task for task in tasks if "goodput.spark.k3s_cluster" in task]
     for index, task in enumerate(asking):
         task["vars"] = {**task.get("vars", {}), "asked": task.pop("goodput.spark.k3s_cluster")}
         task["ansible.builtin.copy"] = {"content": "{{ asked | to_json }}", "dest": f"{folder}/asked{index}.json"}
         task.pop("delegate_to")
-    hosts = {f"spark{n}": {"__runtime_image_look": {"present": True}} for n in (1, 2)}
+    hosts = {f"spark{n}": {"__runtime_image_look": {"present": present[n - 1]}} for n in (1, 2)}
     inventory = {"sparks": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
     root = ROLE.parents[1]
@@ -126,19 +128,27 @@ def verified(folder: Path, devices: list[str]) -> list[dict[str, Any]]:
         "tasks": asking,
     }
     (folder / "play.yml").write_text(yaml.safe_dump([play]))
-    done = run_playbook(folder / "hosts.yml", folder / "play.yml", "-e", json.dumps({"runtime_image_devices": devices}))
+    done = run_playbook(
+        folder / "hosts.yml", folder / "play.yml", "-e", json.dumps({"runtime_image_devices": RAILS} | extra)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(path.read_text()) for path in sorted(folder.glob("asked*.json"))]
 
 
-def test_every_run_opens_the_rails_in_a_pod_on_each_node(tmp_path: Path) -> None:
-    (asked,) = verified(tmp_path, ["rocep1s0f0", "roceP2p1s0f0"])
+def test_the_rails_are_opened_where_the_image_is_new_or_a_person_asks(tmp_path: Path) -> None:
+    """What serves may hold every share of the rails, and a pod in each run would then wait until it fails."""
     both = {"rdma/rail0": ">0", "rdma/rail1": ">0"}
-    assert asked["state"] == "probed" and asked["nodes"] == {"spark1": both, "spark2": both}
-    assert "versions" not in asked and asked["image"] == f"{NAME}@sha256:{'1' * 64}"
-    # One node alone has none.
-    (tmp_path / "alone").mkdir()
-    assert verified(tmp_path / "alone", []) == []
+    assert verified(tmp_path / "second") == []
+    inside, opened = verified(tmp_path / "new", (True, False))
+    assert inside["nodes"] == opened["nodes"] == {"spark2": both} and inside["devices"] == RAILS
+    assert opened["state"] == "probed" and "versions" not in opened and opened["image"] == f"{NAME}@sha256:{'1' * 64}"
+    (again,) = verified(tmp_path / "again", runtime_image_probe_again=True)
+    assert again["nodes"] == {"spark1": both, "spark2": both} and "versions" not in again
+    # One node alone has none, and for the simulated engine no plugin offers any.
+    none: list[dict[str, object]] = [{"runtime_image_devices": []}, {"goodput_engine": "mocker"}]
+    for number, extra in enumerate(none):
+        (inside,) = verified(tmp_path / str(number), (False, False), runtime_image_probe_again=True, **extra)
+        assert inside["nodes"] == {"spark1": {}, "spark2": {}} and inside["devices"] == []
 
 
 def test_a_disk_without_room_is_refused_with_its_numbers(tmp_path: Path, archive: tuple[str, str]) -> None:
