@@ -457,7 +457,7 @@ def drop_check(own: str, drop: Sequence[str]) -> Check:
 def space_check(path: str, own: str, required_bytes: int, remedy: str, drop: Sequence[str] = ()) -> Check:
     """Does the filesystem at ``path`` hold ``required_bytes``, counting what already lies in the directory ``own``?
 
-    :param drop: directories of other arrangements that go before the server starts, by consent; see ``drop_check``.
+    :param drop: directories of other arrangements that go with the restart, by consent; see ``drop_check``.
     """
     answer = os.statvfs(path)
     free_bytes, own_bytes = answer.f_bavail * answer.f_frsize, _taken_bytes(own)

@@ -100,7 +100,7 @@ def test_only_a_real_engine_is_given_up_some_day(rendered: Rendered) -> None:
         units = rendered[node(profile, 2, 1)]
         real = units["plan"]["inputs"]["profile"]["engine"] == "vllm"
         for unit in serving_units.UNITS:
-            # On hardware the wait grows to a minute: 100 starts in a day are no flapping, they are an endless failure.
+            # On hardware the wait grows to a minute: 100 starts in 8 h are no flapping, they are an endless failure.
             assert setting(units[unit], "RestartMaxDelaySec") == "60"
             limited = real and unit == "worker"
             assert setting(units[unit], "StartLimitIntervalSec") == ("8h" if limited else "0"), (profile, unit)
