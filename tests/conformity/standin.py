@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,21 +47,23 @@ def program() -> Path:
     return target
 
 
-def _port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 @contextmanager
-def _running(argv: list[str], log: Path, ready: Callable[[], bool]) -> Iterator[None]:
+def running(
+    argv: list[str], log: Path, ready: Callable[[], bool], env: Mapping[str, str] | None = None
+) -> Iterator[None]:
     with log.open("w") as stream:
-        process = subprocess.Popen(argv, stdout=stream, stderr=stream, start_new_session=True)
+        process = subprocess.Popen(argv, stdout=stream, stderr=stream, start_new_session=True, env=env)
     try:
         end = time.monotonic() + START_SECONDS
         while not ready():
             if process.poll() is not None or time.monotonic() > end:
-                raise AssertionError(f"{argv[1]} did not start:\n{log.read_text()[-2000:]}")
+                raise AssertionError(f"{argv[0]} did not start:\n{log.read_text()[-2000:]}")
             time.sleep(1)
         yield
     finally:
@@ -77,7 +79,7 @@ def _running(argv: list[str], log: Path, ready: Callable[[], bool]) -> Iterator[
 def control_plane(folder: Path) -> Iterator[Kubectl]:
     """kubectl of a control plane without nodes."""
     binary, kubeconfig = program(), folder / "kubeconfig.yaml"
-    argv = [str(binary), "server", "--disable-agent", "--https-listen-port", str(_port())]
+    argv = [str(binary), "server", "--disable-agent", "--https-listen-port", str(free_port())]
     argv += ["--data-dir", str(folder / "data"), "--write-kubeconfig", str(kubeconfig), "--node-ip", "127.0.0.1"]
     argv += ["--token", "test", "--kube-apiserver-arg", "endpoint-reconciler-type=none"]
     kubectl = Kubectl(program=(str(binary), "kubectl", f"--kubeconfig={kubeconfig}"))
@@ -88,7 +90,7 @@ def control_plane(folder: Path) -> Iterator[Kubectl]:
         except K3sError:
             return False
 
-    with _running(argv, folder / "server.log", ready):
+    with running(argv, folder / "server.log", ready):
         yield kubectl
 
 
@@ -106,5 +108,5 @@ def containerd(folder: Path) -> Iterator[tuple[str, ...]]:
         f"disabled_plugins = {json.dumps(cri)}\n[grpc]\n  address = {json.dumps(str(address))}\n"
     )
     argv = [str(folder / "containerd"), "--config", str(folder / "config.toml")]
-    with _running(argv, folder / "containerd.log", address.exists):
+    with running(argv, folder / "containerd.log", address.exists):
         yield (str(folder / "ctr"), "--address", str(address), "--namespace", "k8s.io")

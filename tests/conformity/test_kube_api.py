@@ -118,7 +118,7 @@ def plant_a_type(graph: Object) -> None:
 def test_a_planted_field_is_refused(api: KubeApi, name: str, plant: Any, said: str) -> None:
     api.install_crds(CRDS[name])
     objects = rendered("super-recommended", name, 2)
-    api.apply(one(objects, "Namespace"))
+    api.apply(one(objects, "Namespace", "goodput"))
     broken = copy.deepcopy(one(objects, "DynamoGraphDeployment"))
     plant(broken)
     answer = api.apply(broken)
@@ -128,7 +128,7 @@ def test_a_planted_field_is_refused(api: KubeApi, name: str, plant: Any, said: s
 
 def test_a_planted_field_of_kubernetes_own_kinds_is_refused(api: KubeApi) -> None:
     objects = rendered("weka-c-p2p", "current", 2)
-    api.apply(one(objects, "Namespace"))
+    api.apply(one(objects, "Namespace", "goodput"))
     broken = copy.deepcopy(one(objects, "Deployment"))
     broken["spec"]["template"]["spec"]["containers"][0]["command_"] = ["x"]
     answer = api.apply(broken)

@@ -68,7 +68,8 @@ def placer(kubectl: Kubectl, tmp_path: Path) -> Iterator[k3s_objects.Placer]:
 def objects() -> list[Object]:
     parts = ("Namespace", "ConfigMap", "Deployment", "Service", "DynamoGraphDeployment")
     found = [item for item in rendered("weka-c-p2p", "current", 2) if item["kind"] in parts]
-    return [item for item in found if item["metadata"].get("namespace") != "kube-system"]
+    platform = (s.SYSTEM, s.PLATFORM_NAMESPACE)
+    return [item for item in found if item["metadata"].get("namespace", item["metadata"]["name"]) not in platform]
 
 
 def place_pod(kubectl: Kubectl, folder: Path, objects: list[Object], component: str, node: str) -> str:
@@ -126,7 +127,6 @@ def test_the_operator_is_waited_for_and_explained(kubectl: Kubectl, tmp_path: Pa
     install_chart(kubectl)
     with pytest.raises(K3sError, match="no Deployment in dynamo-system after 0 s"):
         s.wait_platform(kubectl, 0)
-    kubectl("create", "namespace", s.PLATFORM_NAMESPACE)
     kubectl("create", "deployment", "operator", "-n", s.PLATFORM_NAMESPACE, "--image=x")
     with pytest.raises(K3sError, match="Deployment operator not Available") as refusal:
         s.wait_platform(kubectl, 3, poll_seconds=1)
@@ -135,7 +135,7 @@ def test_the_operator_is_waited_for_and_explained(kubectl: Kubectl, tmp_path: Pa
     status(kubectl, "helmchart", s.CHART, s.SYSTEM, conditions=[failed])
     with pytest.raises(K3sError, match="chart dynamo-platform failed: timed out"):
         s.wait_platform(kubectl, 600)
-    assert placed.absent(cluster=True) == ["deleted HelmChart kube-system dynamo-platform"]
+    assert placed.absent(cluster=True) == ["deleted HelmChart kube-system dynamo-platform", "deleted dynamo-system"]
 
 
 def test_a_graph_is_placed_updated_and_removed(

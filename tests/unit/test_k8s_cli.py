@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from goodput import cli
 
 DIGEST = [word for name, value in DIGESTS.items() for word in ("--digest", f"{name}={value}")]
-GRAPH = "06-dynamographdeployment-goodput.yaml"
+GRAPH = "07-dynamographdeployment-goodput.yaml"
 
 
 def run(*words: str) -> Result:
@@ -27,7 +27,7 @@ def test_files_are_the_objects_in_order(tmp_path: Path) -> None:
     answer = run("super-recommended", *DIGEST, "--out", str(tmp_path), "--json")
     assert answer.exit_code == 0, answer.stderr
     said = json.loads(answer.stdout)
-    assert said["files"] == sorted(path.name for path in tmp_path.iterdir()) and len(said["files"]) == 8
+    assert said["files"] == sorted(path.name for path in tmp_path.iterdir()) and len(said["files"]) == 9
     assert [yaml.safe_load((tmp_path / name).read_text()) for name in said["files"]] == said["objects"]
     # What a person reviews is no escaped text, and nothing hides behind an anchor.
     assert "valuesContent: |\n" in (tmp_path / said["files"][0]).read_text()
@@ -43,9 +43,9 @@ def test_without_a_folder_it_is_one_stream() -> None:
 def test_a_later_run_removes_only_its_own_leftovers(tmp_path: Path) -> None:
     (tmp_path / "kustomization.yaml").write_text("kind: Kustomization\n")
     assert run("weka-c-p2p", *DIGEST, "--out", str(tmp_path)).exit_code == 0
-    assert len(list(tmp_path.iterdir())) == 11
+    assert len(list(tmp_path.iterdir())) == 12
     assert run("super-recommended", *DIGEST, "--out", str(tmp_path)).exit_code == 0
-    assert len(list(tmp_path.iterdir())) == 9 and (tmp_path / "kustomization.yaml").exists()
+    assert len(list(tmp_path.iterdir())) == 10 and (tmp_path / "kustomization.yaml").exists()
 
 
 def test_nodes_and_release_come_from_the_inventory(tmp_path: Path) -> None:

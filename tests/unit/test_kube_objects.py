@@ -186,6 +186,26 @@ def test_other_files_make_other_pods(rendered: Rendered) -> None:
     assert sums[0] != sums[1] and all(len(each) == 64 for each in sums)
 
 
+def test_other_weights_in_the_same_directory_make_other_pods(rendered: Rendered) -> None:
+    plan = copy.deepcopy(rendered[node("weka-c-p2p", 2, 1)]["plan"])
+    found = []
+    for revision in ("", "a" * 40, "b" * 40):
+        plan["inputs"]["profile"]["model_revision"] = revision
+        objects = kube_objects(plan, site(2, "weka-c-p2p-2-"), release("current"), {"digests": DIGESTS})
+        # The frontend reads tokenizer and configuration there.
+        for name in (WORKER, FRONTEND):
+            notes = component(objects, name)["podTemplate"]["metadata"].get("annotations", {})
+            found.append(notes.get("goodput.spark/model-revision"))
+    assert found == [None, None, "a" * 40, "a" * 40, "b" * 40, "b" * 40]
+
+
+def test_the_operators_namespace_goes_with_it() -> None:
+    space, chart = kube_objects({}, site(2), release("current"), {"digests": DIGESTS}, ["platform"])
+    assert space["kind"] == "Namespace" and space["metadata"]["name"] == chart["spec"]["targetNamespace"]
+    assert "createNamespace" not in chart["spec"]
+    assert space["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "goodput"
+
+
 def test_a_reference_within_a_variable_is_refused() -> None:
     values = {"management_address": "$(GOODPUT_ADDRESS)"}
     with pytest.raises(PlanInputError, match="environment variable A: found 'http://{management_address}'"):
@@ -225,7 +245,7 @@ def test_02_the_namespace_has_kais_label_where_kai_is_installed(rendered: Render
     for name in RELEASES:
         objects = objects_of(rendered, "super-recommended", 2, name)
         values = yaml.safe_load(one(objects, "HelmChart", "dynamo-platform")["spec"]["valuesContent"])
-        labels = one(objects, "Namespace")["metadata"]["labels"]
+        labels = one(objects, "Namespace", "goodput")["metadata"]["labels"]
         assert values["global"]["kai-scheduler"]["install"] == (name == "article")
         assert (labels.get("kai.scheduler/enabled") == "true") == (name == "article")
 
@@ -386,11 +406,11 @@ def test_parts_and_order(rendered: Rendered, pair: list[Object]) -> None:
     plugins = kube_objects({}, site(2), release("current"), {"digests": DIGESTS}, ["device_plugins"])
     assert [item["kind"] for item in plugins] == ["HelmChart", "ConfigMap", "DaemonSet"]
     assert [item["kind"] for item in pair] == [
-        *("HelmChart", "ConfigMap", "DaemonSet", "HelmChart"),
+        *("HelmChart", "ConfigMap", "DaemonSet", "Namespace", "HelmChart"),
         *("Namespace", "ConfigMap", "DynamoGraphDeployment", "Service"),
     ]
     names = [file_name(index, item) for index, item in enumerate(pair)]
-    assert names == sorted(names) and names[6] == "06-dynamographdeployment-goodput.yaml"
+    assert names == sorted(names) and names[7] == "07-dynamographdeployment-goodput.yaml"
     alone = kube_objects({}, [{"name": "spark1"}], release("current"), {"digests": DIGESTS}, ["device_plugins"])
     assert [item["kind"] for item in alone] == ["HelmChart"]
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import yaml
 
+from ..kube_serving import CHART, PLATFORM_NAMESPACE, SYSTEM
 from ..kv_plan.checks import PlanInputError, nearest
 from .inputs import Choices, Node, Release, image
 from .pods import LABELS, Object, checksum, host_path, metadata, mount
 
-SYSTEM = "kube-system"
-PLATFORM_NAMESPACE = "dynamo-system"
 RDMA_PLUGIN = "rdma-shared-device-plugin"
 #: ConnectX-7 of a Spark.
 VENDOR, DEVICE = "15b3", "1021"
@@ -41,7 +40,6 @@ def _chart(name: str, key: str, namespace: str, release: Release, choices: Choic
     entry: Mapping[str, Any] = release.charts[key]
     spec: Object = {
         "targetNamespace": namespace,
-        "createNamespace": True,
         # The default would uninstall what serves.
         "failurePolicy": "abort",
         "timeout": "10m",
@@ -62,8 +60,10 @@ def _chart(name: str, key: str, namespace: str, release: Release, choices: Choic
 
 
 def platform(release: Release, choices: Choices) -> list[Object]:
-    """Dynamo's operator."""
-    return [_chart("dynamo-platform", "dynamo_platform", PLATFORM_NAMESPACE, release, choices)]
+    """Dynamo's operator, in a namespace of its own, which goes with it: Helm would leave one that it made."""
+    about = {"name": PLATFORM_NAMESPACE, "labels": LABELS}
+    namespace: Object = {"apiVersion": "v1", "kind": "Namespace", "metadata": about}
+    return [namespace, _chart(CHART, "dynamo_platform", PLATFORM_NAMESPACE, release, choices)]
 
 
 def device_plugins(nodes: Sequence[Node], release: Release, choices: Choices) -> list[Object]:

@@ -248,8 +248,10 @@ class Serving:
 
     def _template(self, component: str, pod: Object, annotations: Mapping[str, str] | None = None) -> Object:
         about: Object = {"labels": LABELS | _pods(component)}
-        if annotations:
-            about["annotations"] = dict(annotations)
+        revision = str(self.plan["inputs"]["profile"].get("model_revision", ""))
+        # Other weights in the same directory make other pods: nothing else in the template tells them apart.
+        if notes := dict(annotations or {}) | ({"goodput.spark/model-revision": revision} if revision else {}):
+            about["annotations"] = notes
         found: Object = {"podTemplate": {"metadata": about, "spec": pod}}
         if self.release.runtime_version:
             found["runtimeVersionOverride"] = self.release.runtime_version
