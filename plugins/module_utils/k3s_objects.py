@@ -123,7 +123,7 @@ class Placer:
                 raise K3sError(
                     f"found namespace {name}, which somebody else made; required: one of its own, because it is "
                     "deleted with everything in it; fix: remove what is in it by its own uninstaller and delete it; for "
-                    "the graph another name will do, too (goodput_kube_choices.namespace)"
+                    "the graph another name will do (goodput_kube_choices.namespace)"
                 )
 
     def accepted(self, objects: Sequence[Object]) -> None:
