@@ -37,8 +37,8 @@ class Endpoint:
         return ", ".join(self.workers.get(each, f"unknown worker {each}") for each in ids)
 
 
-def parse_endpoint(text: str, management: Mapping[str, str], model: str | None = None) -> Endpoint:
-    """The answer to ``node_questions.ENDPOINT``. ``management``: address by node. Raises NoEndpoint."""
+def parse_endpoint(text: str, addresses: Mapping[str, str], model: str | None = None) -> Endpoint:
+    """The answer to ``node_questions.ENDPOINT``. ``addresses``: address by node. Raises NoEndpoint."""
     found = node_questions.answers(text)
     if not found:
         raise NoEndpoint("no frontend runs on the first node; `goodput status`, then `goodput logs frontend`")
@@ -50,7 +50,7 @@ def parse_endpoint(text: str, management: Mapping[str, str], model: str | None =
         raise NoEndpoint(f"{url} lists no model ({models.words()}); it may still start: `goodput logs worker`")
     if model is not None and model not in listed:
         raise NoEndpoint(f"found no model {model!r}, the endpoint serves {', '.join(listed)}")
-    named = {address: node for node, address in management.items()}
+    named = {address: node for node, address in addresses.items()}
     body_ = health.json()
     alive = instances(body_) if isinstance(body_, dict) else []
     workers = {each["id"]: named.get(each["address"], each["address"]) for each in alive}
@@ -62,9 +62,9 @@ def parse_endpoint(text: str, management: Mapping[str, str], model: str | None =
     return Endpoint(url, model or listed[0], workers, int(context) or None)
 
 
-def find_endpoint(session: Session, management: Mapping[str, str], model: str | None = None) -> Endpoint:
+def find_endpoint(session: Session, addresses: Mapping[str, str], model: str | None = None) -> Endpoint:
     """Ask the first node. Raises NoEndpoint, Unreachable, CommandTimeout."""
-    return parse_endpoint(session.run(node_questions.ENDPOINT).stdout, management, model)
+    return parse_endpoint(session.run(node_questions.ENDPOINT).stdout, addresses, model)
 
 
 def read(lines: Iterable[str], on_text: Callable[[str, bool], None]) -> Completion:

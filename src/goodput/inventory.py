@@ -51,6 +51,12 @@ class Node:
         """What the nodes call each other by."""
         return str(self.variables.get("goodput_management_address", self.address))
 
+    @property
+    def serving_address(self) -> str:
+        """Where its worker is: on Kubernetes the node's address in the cluster, as filter ``k3s_addresses`` says."""
+        on_cluster = self.variables.get("goodput_platform") == "k3s"
+        return str((on_cluster and self.variables.get("k3s_node_ip")) or self.management_address)
+
 
 def load(
     inventory: Path, pattern: str = "sparks", *, limit: str | None = None, basedir: Path | None = None

@@ -203,7 +203,7 @@ def chat(
         console.print(Text(piece, style="dim" if reasoning else ""), end="")
 
     with _sessions(inventory, as_json=as_json, timeout_s=timeout) as (_path, sessions):
-        management = {session.node.name: session.node.management_address for session in sessions}
+        addresses = {session.node.name: session.node.serving_address for session in sessions}
         first = sessions[0]
 
         def ask(messages: list[dict[str, str]]) -> Any:
@@ -217,7 +217,7 @@ def chat(
             return result
 
         try:
-            endpoint = talk.find_endpoint(first, management, model)
+            endpoint = talk.find_endpoint(first, addresses, model)
             if prompt is not None:
                 raise typer.Exit(0 if ask([{"role": "user", "content": prompt}]).state == "ok" else 1)
             console.print(
@@ -326,9 +326,9 @@ def soak(
         could_not_run(f"found --warm-up {warm_up_s:g} s, required less than the run's {seconds:g} s", as_json=as_json)
     with _sessions(inventory, as_json=as_json, timeout_s=timeout) as (path, sessions):
         before = look(sessions, timeout)
-        management = {session.node.name: session.node.management_address for session in sessions}
+        addresses = {session.node.name: session.node.serving_address for session in sessions}
         try:
-            endpoint = talk.find_endpoint(sessions[0], management, model)
+            endpoint = talk.find_endpoint(sessions[0], addresses, model)
         except (talk.NoEndpoint, Unreachable, CommandTimeout) as error:
             could_not_run(str(error), as_json=as_json)
         longest = prompt_tokens or (endpoint.context_tokens // 2 if endpoint.context_tokens else 4096)

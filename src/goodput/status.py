@@ -364,7 +364,7 @@ def _failed(checks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def parse_site(
     nodes: list[Node],
-    management: Mapping[str, str],
+    addresses: Mapping[str, str],
     frontends: Sequence[Mapping[str, Answer]],
     chosen: str,
     plans: Sequence[Mapping[str, Any]],
@@ -372,14 +372,14 @@ def parse_site(
 ) -> Site:
     """The whole screen.
 
-    :param management: management address of each node.
+    :param addresses: where each node's worker is, by its name.
     :param frontends: the answers of every running frontend.
     :param plans: what ``arm.site_plans`` made of the nodes' memory.
     :param cluster: of the node that runs the K3s server.
     """
     site = Site(nodes, chosen=chosen, cluster=cluster)
     site.problems += cluster.problems if cluster else []
-    named = {address: name for name, address in management.items()}
+    named = {address: name for name, address in addresses.items()}
     for node in nodes:
         # The error of a session names the node.
         site.problems += [node.error] if node.error else [f"{node.name}: {problem}" for problem in node.problems]
@@ -488,5 +488,5 @@ def look(sessions: Sequence[Session], timeout_s: float) -> Site:
             frontends += [asked[FRONTEND]] if FRONTEND in asked else []
         cluster = cluster or parse_cluster(answers["kube"])
     chosen, plans = arm.site_plans(sessions[0].node.variables, memory) if memory else ("", [])
-    management = {node.name: node.address for node in nodes}
-    return parse_site(nodes, management, frontends, chosen, plans, cluster)
+    addresses = {session.node.name: session.node.serving_address for session in sessions}
+    return parse_site(nodes, addresses, frontends, chosen, plans, cluster)

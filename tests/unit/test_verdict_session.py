@@ -135,3 +135,16 @@ sparks:
     assert first.interactive[0] == "ssh"
     assert "BatchMode=yes" not in first.interactive
     assert first.interactive[-1] == "192.0.2.11"
+
+
+@pytest.mark.parametrize(
+    ("platform", "chosen", "address"),
+    [
+        ("systemd", "192.0.2.7", "10.77.0.1"),
+        ("k3s", "", "10.77.0.1"),
+        ("k3s", "192.0.2.7", "192.0.2.7"),
+    ],
+)
+def test_a_worker_is_where_its_platform_has_it(platform: str, chosen: str, address: str) -> None:
+    own = {"goodput_platform": platform, "k3s_node_ip": chosen, "goodput_management_address": "10.77.0.1"}
+    assert Node("spark1", own).serving_address == address
