@@ -122,8 +122,8 @@ class Placer:
             if there and there["metadata"].get("labels", {}).get(MANAGED_BY) != wanted:
                 raise K3sError(
                     f"found namespace {name}, which somebody else made; required: one of its own, because it is "
-                    "deleted with everything in it; fix: remove what is in it by its own uninstaller and delete it; for "
-                    "the graph another name will do (goodput_kube_choices.namespace)"
+                    "deleted with everything in it; fix: empty it by its own uninstaller and delete it; for the "
+                    "graph another name will do (goodput_kube_choices.namespace)"
                 )
 
     def accepted(self, objects: Sequence[Object]) -> None:
