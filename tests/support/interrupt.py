@@ -7,21 +7,36 @@ run ended before its task.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+import uuid
+from pathlib import Path
 
 #: So that the task is at work, not only announced.
 SECONDS_INTO_THE_TASK = 3.0
+MARK = "GOODPUT_INTERRUPTED_RUN"
+
+
+def end(process: subprocess.Popen[str], mark: str) -> None:
+    """The run and what it started: connections of a strategy plugin have sessions of their own, and outlive it."""
+    os.killpg(process.pid, signal.SIGKILL)
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 def run_until(command: list[str], task: str) -> tuple[bool, float, list[str]]:
     """Whether the run was killed in the task, after how many seconds, and its last lines."""
     start = time.monotonic()
+    mark = uuid.uuid4().hex
     process = subprocess.Popen(
         command,
+        env=os.environ | {MARK: mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -35,7 +50,7 @@ def run_until(command: list[str], task: str) -> tuple[bool, float, list[str]]:
         last = [*last[-40:], line.rstrip()]
         if not killed and line.startswith("TASK [") and task in line:
             time.sleep(SECONDS_INTO_THE_TASK)
-            os.killpg(process.pid, signal.SIGKILL)
+            end(process, mark)
             killed = True
     process.wait()
     return killed, time.monotonic() - start, last

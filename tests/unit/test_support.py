@@ -116,3 +116,18 @@ def test_the_reason_of_a_failure_is_found_in_molecules_box_and_in_pytests_report
         "FAILED tests/x.py::y",
     ]
     assert failures("ok: [a]\n") == []
+
+
+def test_a_killed_run_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that has a session of its own, as a strategy plugin's connections have."""
+    interrupt = load("tests/support/interrupt.py")
+    monkeypatch.setattr(interrupt, "SECONDS_INTO_THE_TASK", 0.3)
+    script = tmp_path / "run"
+    script.write_text(
+        f'#!/bin/sh\nsetsid sh -c "echo \\$\\$ >{tmp_path}/pid; exec sleep 60" >/dev/null &\necho "TASK [x : y]"\nsleep 60\n'
+    )
+    script.chmod(0o755)
+    killed, _seconds, _last = interrupt.run_until([str(script)], "x : y")
+    left = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
+    # A zombie has none.
+    assert killed and (not left.exists() or not left.read_bytes())
