@@ -62,7 +62,7 @@ def _ask(python: list[str], env: dict[str, str], script: str, request: dict[str,
     return answer
 
 
-def _prepared(what: str) -> Path:
+def prepared(what: str) -> Path:
     result = subprocess.run([sys.executable, str(HERE / "prepare.py"), what], stdout=subprocess.PIPE, text=True)
     if result.returncode:
         pytest.fail(f"prepare.py {what} failed, see above")
@@ -72,7 +72,7 @@ def _prepared(what: str) -> Path:
 @pytest.fixture(scope="session")
 def runtime() -> Ask:
     """Ask a child in the environment of LMCache and Dynamo."""
-    target = _prepared("runtime")
+    target = prepared("runtime")
     env = {"PYTHONPATH": str(target / "site-packages"), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
     return lambda script, request: _ask(["python3.11"], env, script, request)
 
@@ -80,7 +80,7 @@ def runtime() -> Ask:
 @pytest.fixture(scope="session")
 def vllm() -> Ask:
     """Ask a child in the environment of vLLM."""
-    target = _prepared("vllm")
+    target = prepared("vllm")
     env = {
         "PYTHONDONTWRITEBYTECODE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -76,12 +76,12 @@ def running(
 
 
 @contextmanager
-def control_plane(folder: Path) -> Iterator[Kubectl]:
+def control_plane(folder: Path, *options: str) -> Iterator[Kubectl]:
     """kubectl of a control plane without nodes."""
     binary, kubeconfig = program(), folder / "kubeconfig.yaml"
     argv = [str(binary), "server", "--disable-agent", "--https-listen-port", str(free_port())]
     argv += ["--data-dir", str(folder / "data"), "--write-kubeconfig", str(kubeconfig), "--node-ip", "127.0.0.1"]
-    argv += ["--token", "test", "--kube-apiserver-arg", "endpoint-reconciler-type=none"]
+    argv += ["--token", "test", "--kube-apiserver-arg", "endpoint-reconciler-type=none", *options]
     kubectl = Kubectl(program=(str(binary), "kubectl", f"--kubeconfig={kubeconfig}"))
 
     def ready() -> bool:
