@@ -123,9 +123,8 @@ def test_a_killed_run_leaves_no_process(tmp_path: Path, monkeypatch: pytest.Monk
     interrupt = load("tests/support/interrupt.py")
     monkeypatch.setattr(interrupt, "SECONDS_INTO_THE_TASK", 0.3)
     script = tmp_path / "run"
-    script.write_text(
-        f'#!/bin/sh\nsetsid sh -c "echo \\$\\$ >{tmp_path}/pid; exec sleep 60" >/dev/null 2>&1 &\necho "TASK [x : y]"\nsleep 60\n'
-    )
+    left_behind = f"setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 60' >/dev/null 2>&1 &"
+    script.write_text(f"#!/bin/sh\n{left_behind}\necho 'TASK [x : y]'\nsleep 60\n")
     script.chmod(0o755)
     killed, _seconds, _last = interrupt.run_until([str(script)], "x : y")
     left = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
