@@ -11,7 +11,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.goodput.spark.plugins.filter.preflight import management_address, report_of
 from ansible_collections.goodput.spark.plugins.module_utils import k3s_config as config
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_preflight import Bounds, Seen, carrier_of, evaluate
-from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
+from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError, version_of_output
 
 FACTS, PROBE = "__k3s_facts", "__k3s_probe"
 OTHERS = {FACTS: "__k3s_other_facts", PROBE: "__k3s_other_probes"}
@@ -106,4 +106,5 @@ class FilterModule:
             "k3s_kubelet": refused(config.kubelet_config),
             "k3s_reservations": refused(config.reservations),
             "k3s_kubeconfig": refused(config.kubeconfig),
+            "k3s_version": version_of_output,
         }

@@ -96,9 +96,12 @@ class Placer:
             return []
         leftover = gone(former, objects)
         done = [f"applied {len(objects)} objects"] + [f"deleted {' '.join(key(item)[1:])}" for item in leftover]
+        # One that Helm made for a chart of ours has no label yet.
+        made = {item.get("spec", {}).get("targetNamespace") for item in gone(former, [])}
+        spaces = [item for item in objects if item["kind"] == "Namespace" and item["metadata"]["name"] not in made]
+        self.refuse_foreign(spaces)
         if check:
             return done
-        self.refuse_foreign([item for item in objects if item["kind"] == "Namespace"])
         new = self.path.with_name(f"{self.path.name}.new")
         try:
             self.write(new, text)
@@ -167,7 +170,8 @@ class Placer:
             return []
         objects = gone(former, [])
         if not check:
-            if cluster and objects:
-                self.delete(objects)
+            # One after the other: a namespace that goes beside its chart takes away what Helm needs to uninstall it.
+            for item in objects if cluster else []:
+                self.delete([item])
             self.path.unlink()
         return [f"deleted {' '.join(filter(None, key(item)[1:]))}" for item in objects]

@@ -76,6 +76,21 @@ def test_a_namespace_of_somebody_else_is_not_taken_over(tmp_path: Path) -> None:
     assert placer.present([ours]) == ["applied 1 objects"]
 
 
+def test_a_namespace_that_helm_made_for_our_chart_is_ours(tmp_path: Path) -> None:
+    there = {"metadata": {"name": "x", "labels": {}}}
+
+    def run(argv: Sequence[str], **_: object) -> tuple[int, str, str]:
+        return (0, json.dumps(there), "") if argv[2:4] == ["get", "namespace"] else (0, "", "")
+
+    chart = thing("a", kind="HelmChart", spec={"targetNamespace": "x"})
+    ours = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "x", "labels": {o.MANAGED_BY: "goodput"}}}
+    placer = o.Placer(Kubectl(run=run), tmp_path / "platform.json")
+    with pytest.raises(K3sError, match="somebody else made"):
+        placer.present([ours, chart], check=True)
+    placer.present([chart])
+    assert placer.present([ours, chart]) == ["applied 2 objects"]
+
+
 def test_an_object_that_somebody_deleted_comes_back(placer: o.Placer, cluster: Cluster) -> None:
     placer.present([thing("a"), thing("b")])
     cluster.there.remove("ConfigMap/b")
@@ -109,8 +124,11 @@ def test_absent_takes_away_what_was_placed_last_first(placer: o.Placer, cluster:
         "deleted ConfigMap kube-system a",
     ]
     assert cluster.there
+    cluster.asked.clear()
     placer.absent(cluster=True)
     assert cluster.there == [] and not list(placer.path.parent.iterdir())
+    # Each alone: what the first needs to go is in the second.
+    assert cluster.asked == ["delete", "delete"]
     assert placer.absent(cluster=True) == []
 
 
