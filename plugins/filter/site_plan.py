@@ -11,6 +11,7 @@ from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks impor
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.site import (
     nodes_of_site,
     overrides_of_site,
+    ports_of_site,
     summary,
 )
 
@@ -37,4 +38,9 @@ class FilterModule:
     """Filters of playbooks/plan.yml and vars/site.yml."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"plan_nodes": plan_nodes, "plan_overrides": plan_overrides, "plan_summary": summary}
+        return {
+            "plan_nodes": plan_nodes,
+            "plan_overrides": plan_overrides,
+            "plan_ports": ports_of_site,
+            "plan_summary": summary,
+        }

@@ -35,6 +35,9 @@ ENVIRONMENT_FILES = {
     "frontend": "dynamo.env",
 }
 Rendered = dict[str, dict[str, Any]]
+#: A node whose profile chooses other ports.
+MOVED = "moved-ports"
+MOVED_PORTS = {"frontend_http": 8100, "worker_system": 9191, "lmcache_request": 5655, "lmcache_http": 9600}
 
 
 def node(profile: str, size: int, number: int) -> str:
@@ -79,6 +82,9 @@ def _hosts() -> dict[str, Any]:
                     "goodput_measured": {"node": {"memory_at_rest": {"total_bytes": int(memory_gib * 2**30)}}},
                     "__lmcache_rail_probe": {"rails": rails(number)},
                 }
+    moved = {"inherits": "virtual", "name": MOVED, "ports": MOVED_PORTS}
+    own = {"goodput_profile": moved, "goodput_nodes": [MOVED], "goodput_first_node": MOVED}
+    hosts[MOVED] = hosts[node("virtual", 1, 1)] | own
     return hosts
 
 

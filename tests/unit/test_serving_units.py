@@ -16,7 +16,7 @@ from ansible_collections.goodput.spark.plugins.module_utils.serving import (
     argument,
     environment_differences,
 )
-from serving_units import PROFILES, ROOT, Rendered, environment, node, words
+from serving_units import MOVED, MOVED_PORTS, PROFILES, ROOT, Rendered, environment, node, words
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +208,14 @@ def test_memory_and_shares_are_what_the_suite_demands(rendered: Rendered) -> Non
     # The engine goes before whatever it would wait for without end.
     adjusted = {unit: int(setting(units[unit], "OOMScoreAdjust")) for unit in serving_units.UNITS}
     assert adjusted.pop("worker") > 0 > max(adjusted.values())
+
+
+def test_the_ports_of_a_profile_reach_every_unit(rendered: Rendered) -> None:
+    def after(unit: str, flag: str) -> str:
+        found = words(rendered, MOVED, unit)
+        return found[found.index(flag) + 1]
+
+    assert after("frontend", "--http-port") == str(MOVED_PORTS["frontend_http"])
+    assert environment(rendered, MOVED, "worker")["DYN_SYSTEM_PORT"] == str(MOVED_PORTS["worker_system"])
+    assert after("lmcache", "--port") == str(MOVED_PORTS["lmcache_request"])
+    assert after("lmcache", "--http-port") == str(MOVED_PORTS["lmcache_http"])

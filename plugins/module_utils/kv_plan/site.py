@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from . import files
 from .checks import PlanInputError
+from .profile import Ports
 
 MEASURED = "goodput_measured"
 OTHERS = "goodput_measured_others"
@@ -91,6 +93,18 @@ def overrides_of_site(
             "remove model_revision from goodput_profile_set and the profile, or correct model_store_models",
         )
     return {**chosen, **found, **({"model_revision": revision} if revision else {})}
+
+
+def ports_of_site(profile: Any, chosen: Mapping[str, Any]) -> dict[str, int]:
+    """Ports by their keys in a profile, for who asks before there is a plan; of a refused profile the usual ones.
+
+    ``profile`` and ``chosen`` are goodput_profile and goodput_profile_set.
+    """
+    try:
+        ports = files.profile_from(files.stated(profile, chosen)).ports
+    except PlanInputError:
+        ports = Ports()
+    return {field.name: getattr(ports, field.name) for field in fields(ports) if field.name != "others"}
 
 
 def _words(versions: Mapping[str, str], keys: Sequence[str]) -> str:

@@ -165,3 +165,11 @@ def test_the_site_plans_with_its_revision_and_its_release_set(tmp_path: Path) ->
     done = run_playbook(tmp_path / "hosts.yml", tmp_path / "play.yml")
     assert "/super@0123abc_kv-fp8_" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 2 and "set goodput_release: current" in done.stdout + done.stderr
+
+
+def test_ports_are_known_before_there_is_a_plan() -> None:
+    usual = {"frontend_http": 8000, "worker_system": 9091, "lmcache_request": 5555, "lmcache_http": 9500}
+    found = site.ports_of_site("virtual", {"ports.frontend_http": 8100})
+    assert found.items() >= (usual | {"frontend_http": 8100}).items() and "others" not in found
+    # What is wrong with this one is said elsewhere.
+    assert site.ports_of_site("no-such-profile", {}).items() >= usual.items()
