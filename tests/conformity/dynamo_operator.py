@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ CLUSTER_ROLES = {
 }
 SYSTEM = "dynamo-system"
 HEARTBEAT_SECONDS = 10.0
+COMPONENT = "app.kubernetes.io/component"
+#: Kubernetes' own, of a Deployment's pods.
+TEMPLATE_HASH = "pod-template-hash"
 #: It reads its namespace from a file that a pod has. Only its own view of /run has that file.
 IN_A_POD = (
     *("unshare", "--mount", "sh", "-euc"),
@@ -114,6 +117,8 @@ def webhook(kind: str, path: str, port: int, authority: bytes) -> Object:
 def operator(kubectl: Kubectl, kubeconfig: Path, work: Path, version: str) -> Iterator[None]:
     """The operator, with its webhooks for graphs; Grove, KAI and the like are off, as in release set ``current``."""
     given = folder()
+    if os.geteuid():
+        raise Missing("found an ordinary user; required root, for a view of /run of the operator's own")
     work.mkdir(mode=0o700)
     documents = [yaml.safe_load(path.read_text()) for path in sorted((given / "crds").glob("*.yaml"))]
     apply(kubectl, work, *documents)
@@ -180,15 +185,19 @@ def operator(kubectl: Kubectl, kubeconfig: Path, work: Path, version: str) -> It
 
 
 class Kubelets:
-    """What kubelets without a machine say: a pod that has a node is up; one that is to go is gone."""
+    """What kubelets without a machine say: a pod that has a node is up; one that is to go is gone.
 
-    def __init__(self, kubectl: Kubectl, work: Path, nodes: Sequence[str], resources: dict[str, str]) -> None:
-        self.kubectl, self.work, self.nodes, self.resources = kubectl, work, nodes, resources
-        self.stop = threading.Event()
+    ``resources``: what each node offers, by its name; None takes a resource away.
+    """
+
+    def __init__(self, kubectl: Kubectl, work: Path, resources: Mapping[str, Mapping[str, str | None]]) -> None:
+        self.kubectl, self.work, self.resources = kubectl, work, resources
+        self.nodes = list(resources)
+        self.stop, self.held = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
-        #: The most workers that one node ever had at once.
-        self.most_on_a_node = 0
-        self.held = threading.Event()
+        self.error: BaseException | None = None
+        #: Looks that met workers of two templates of which none was about to go.
+        self.mixed = 0
 
     def __enter__(self) -> Kubelets:
         self.work.mkdir()
@@ -202,8 +211,11 @@ class Kubelets:
 
     def __exit__(self, *_: object) -> None:
         self.stop.set()
-        self.thread.join(60)
-        self.kubectl("delete", "node", *self.nodes)
+        if self.thread.is_alive():
+            self.thread.join()
+        self.kubectl("delete", "node", "--ignore-not-found", *self.nodes)
+        if self.error:
+            raise self.error
 
     def patch(self, kind: str, name: str, status: Object, *words: str) -> None:
         patch = json.dumps({"status": status})
@@ -214,47 +226,38 @@ class Kubelets:
     def heartbeat(self) -> None:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "reason": "x", "message": "x", "lastHeartbeatTime": now}
-        for name in self.nodes:
-            self.patch("node", name, {"capacity": self.resources, "allocatable": self.resources, "conditions": [ready]})
+        for name, offered in self.resources.items():
+            self.patch("node", name, {"capacity": offered, "allocatable": offered, "conditions": [ready]})
 
     def run(self) -> None:
         last = time.monotonic()
-        while not self.stop.wait(1):
-            if time.monotonic() - last > HEARTBEAT_SECONDS:
-                self.heartbeat()
-                last = time.monotonic()
-            with contextlib.suppress(K3sError):
-                self.look()
+        try:
+            while not self.stop.wait(1):
+                if time.monotonic() - last > HEARTBEAT_SECONDS:
+                    self.heartbeat()
+                    last = time.monotonic()
+                # The API may be away, and a pod gone in between.
+                with contextlib.suppress(K3sError):
+                    self.look()
+        except BaseException as error:
+            self.error = error
 
     def look(self) -> None:
         pods = self.kubectl.json("get", "pods", "--all-namespaces", "-o", "json")["items"]
-        count: dict[str, int] = {}
+        stay = [pod["metadata"]["labels"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        self.mixed += len({one.get(TEMPLATE_HASH) for one in stay if one.get(COMPONENT) == "worker"}) > 1
         for pod in pods:
-            name, space, node = pod["metadata"]["name"], pod["metadata"]["namespace"], pod["spec"].get("nodeName", "")
-            if node not in self.nodes:
-                continue
-            if pod["metadata"]["labels"].get("app.kubernetes.io/component") == "worker":
-                count[node] = count.get(node, 0) + 1
-            if "deletionTimestamp" in pod["metadata"]:
-                if not self.held.is_set():
-                    self.kubectl(
-                        "delete", "pod", name, "-n", space, "--force", "--grace-period=0", "--ignore-not-found"
-                    )
-            elif pod.get("status", {}).get("phase") != "Running":
-                up = [{"type": kind, "status": "True"} for kind in ("Initialized", "ContainersReady", "Ready")]
-                states = [
-                    {
-                        "name": one["name"],
-                        "ready": True,
-                        "started": True,
-                        "restartCount": 0,
-                        "image": "x",
-                        "imageID": "x",
-                    }
-                    | {"state": {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}}}
-                    for one in pod["spec"]["containers"]
-                ]
-                self.patch(
-                    "pod", name, {"phase": "Running", "conditions": up, "containerStatuses": states}, "-n", space
-                )
-        self.most_on_a_node = max([self.most_on_a_node, *count.values()])
+            if pod["spec"].get("nodeName") in self.nodes:
+                self.pod(pod)
+
+    def pod(self, pod: Object) -> None:
+        name, space = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        if "deletionTimestamp" in pod["metadata"]:
+            if not self.held.is_set():
+                self.kubectl("delete", "pod", name, "-n", space, "--force", "--grace-period=0", "--ignore-not-found")
+        elif pod.get("status", {}).get("phase") != "Running":
+            up = [{"type": kind, "status": "True"} for kind in ("Initialized", "ContainersReady", "Ready")]
+            common = {"ready": True, "started": True, "restartCount": 0, "image": "x", "imageID": "x"}
+            common["state"] = {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}}
+            states = [{"name": one["name"]} | common for one in pod["spec"]["containers"]]
+            self.patch("pod", name, {"phase": "Running", "conditions": up, "containerStatuses": states}, "-n", space)

@@ -1,8 +1,8 @@
 """Kubelets that really start what pods name, as processes of this machine: Dynamo and LMCache of the runtime archive.
 
-A node, and each pod that is not on its node's network, is a set of namespaces on one bridge. There are no images, no
-cgroups and no limits; arguments, variables, the pod's identity and token, host paths, ConfigMaps, probes, restarts and
-the order of a native sidecar are as a kubelet has them.
+A node, and each pod that is not on its node's network, is a set of namespaces on one bridge. Arguments, variables, the
+pod's identity and token, host paths, ConfigMaps, readiness, the order of a native sidecar and the grace of a stop are
+as a kubelet has them. There are no images, cgroups, limits or liveness probes; what ended is started again at once.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import base64
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_cluster import Kubectl
-from dynamo_operator import Kubelets, Object
+from dynamo_operator import COMPONENT, Kubelets, Object
 from kube_pods import expanded
 from kube_server import NO_PROXY, Missing
+from standin import end
 
 
 def command(*words: str) -> str:
@@ -33,8 +33,6 @@ def command(*words: str) -> str:
     return done.stdout
 
 
-#: The archive's packages are for this one.
-PYTHON = Path(command("python3.11", "-c", "import sys; print(sys.base_prefix)").strip()) / "bin/python3"
 BRIDGE, NETWORK = "goodput-test", "10.77.9"
 API_ADDRESS = f"{NETWORK}.254"
 FILES = "/etc/goodput-files"
@@ -59,6 +57,8 @@ def bridge() -> Iterator[None]:
     """
     if os.geteuid():
         raise Missing("found an ordinary user; required root, for namespaces and a bridge")
+    # Of a run that was killed.
+    subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, check=False)
     command("ip", "link", "add", BRIDGE, "type", "bridge")
     try:
         command("ip", "address", "add", f"{API_ADDRESS}/24", "dev", BRIDGE)
@@ -91,6 +91,13 @@ class Sandbox:
             model.name,
         ]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            self.connect(address)
+        except BaseException:
+            self.end()
+            raise
+
+    def connect(self, address: str) -> None:
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
         outside = f"gp{address.rpartition('.')[2]}"
         command("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", str(self.process.pid))
@@ -130,13 +137,15 @@ class ProcessKubelets(Kubelets):
         kubectl: Kubectl,
         kubeconfig: Path,
         work: Path,
-        nodes: Sequence[str],
-        resources: dict[str, str],
+        resources: Mapping[str, Mapping[str, str]],
         image: Path,
         model: Path,
     ) -> None:
-        super().__init__(kubectl, work, nodes, resources)
+        super().__init__(kubectl, work, resources)
         self.image = image
+        # The archive's packages are for this one.
+        prefix = command("python3.11", "-c", "import sys; print(sys.base_prefix)").strip()
+        self.python = f"{prefix}/bin"
         cluster = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]
         self.authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self.api_port = str(cluster["server"]).rpartition(":")[2]
@@ -145,13 +154,23 @@ class ProcessKubelets(Kubelets):
         self.opener = urllib.request.build_opener(NO_PROXY)
 
     def __enter__(self) -> ProcessKubelets:
-        for node in self.nodes:
-            self.sandboxes[node] = self.sandbox(node)
-        super().__enter__()
+        try:
+            for node in self.nodes:
+                self.sandboxes[node] = self.sandbox(node)
+            super().__enter__()
+        except BaseException:
+            self.end()
+            raise
         return self
 
     def __exit__(self, *words: object) -> None:
+        self.stop.set()
+        self.thread.join()
+        # Before anything is asked of a control plane that may be gone.
+        self.end()
         super().__exit__(*words)
+
+    def end(self) -> None:
         for pod in self.running.values():
             self.kill(pod, 5)
         for sandbox in self.sandboxes.values():
@@ -194,7 +213,7 @@ class ProcessKubelets(Kubelets):
         env = self.variables(pod, container, running.sandbox.address)
         argv = [expanded(word, env) for word in [*container["command"], *container.get("args", [])]]
         # The image's.
-        env |= {"PATH": f"{self.image / 'bin'}:{PYTHON.parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+        env |= {"PATH": f"{self.image / 'bin'}:{self.python}:/usr/sbin:/usr/bin:/sbin:/bin"}
         env |= {"PYTHONPATH": str(self.image / "site-packages"), "PYTHONDONTWRITEBYTECODE": "1"}
         log = self.work / f"{pod['metadata']['name']}-{name}.log"
         with log.open("ab") as stream:
@@ -204,8 +223,6 @@ class ProcessKubelets(Kubelets):
         running.restarts[name] += 1
 
     def probe(self, running: Running, asked: Object) -> bool:
-        if "tcpSocket" in asked:
-            return True
         url = f"http://{running.sandbox.address}:{asked['httpGet']['port']}{asked['httpGet']['path']}"
         with contextlib.suppress(OSError, urllib.error.HTTPError):
             return bool(self.opener.open(url, timeout=2).status == 200)
@@ -214,12 +231,7 @@ class ProcessKubelets(Kubelets):
     def kill(self, running: Running, grace_seconds: float) -> None:
         """Main first, then its sidecars, each with the time that it has."""
         for process in reversed(running.processes.values()):
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(grace_seconds)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            end(process, grace_seconds)
         if running.own:
             running.sandbox.end()
 
@@ -239,13 +251,7 @@ class ProcessKubelets(Kubelets):
         token = self.kubectl("create", "token", account, "-n", about["namespace"]).strip()
         for name, text in {"token": token, "ca.crt": self.authority, "namespace": about["namespace"]}.items():
             sandbox.write(f"{IDENTITY}/{name}", text)
-        return Running(about["labels"].get("app.kubernetes.io/component", ""), sandbox, own)
-
-    def look(self) -> None:
-        pods = self.kubectl.json("get", "pods", "-n", "goodput", "-o", "json")["items"]
-        for pod in pods:
-            if pod["spec"].get("nodeName") in self.nodes:
-                self.pod(pod)
+        return Running(about["labels"].get(COMPONENT, ""), sandbox, own)
 
     def pod(self, pod: Object) -> None:
         uid, name, space = pod["metadata"]["uid"], pod["metadata"]["name"], pod["metadata"]["namespace"]
@@ -261,6 +267,8 @@ class ProcessKubelets(Kubelets):
         for container in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]:
             process = running.processes.get(container["name"])
             if process is None or process.poll() is not None:
+                if process is not None:
+                    end(process, 0)
                 self.start(pod, running, container)
             asked = container.get("readinessProbe") or container["startupProbe"]
             if not self.probe(running, asked):

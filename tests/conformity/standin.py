@@ -6,6 +6,7 @@ say of themselves is written by the tests. Everything lives in one folder and en
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_cluster import Kubectl
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
@@ -60,19 +62,24 @@ def running(
     with log.open("w") as stream:
         process = subprocess.Popen(argv, stdout=stream, stderr=stream, start_new_session=True, env=env)
     try:
-        end = time.monotonic() + START_SECONDS
+        latest = time.monotonic() + START_SECONDS
         while not ready():
-            if process.poll() is not None or time.monotonic() > end:
+            if process.poll() is not None or time.monotonic() > latest:
                 raise AssertionError(f"{argv[0]} did not start:\n{log.read_text()[-2000:]}")
             time.sleep(1)
         yield
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end(process, 30)
+
+
+def end(process: subprocess.Popen[Any], grace_seconds: float) -> None:
+    """A process that leads a session, and what it leaves behind there."""
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(grace_seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @contextmanager

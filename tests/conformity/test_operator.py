@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Kubectl,
             dynamo_operator.apply(kubectl, work, runtime | {"handler": "nvidia"})
             with (
                 dynamo_operator.operator(kubectl, work / "kubeconfig.yaml", work / "op", version),
-                dynamo_operator.Kubelets(kubectl, work / "kubelets", NODES, SPARK) as kubelets,
+                dynamo_operator.Kubelets(kubectl, work / "kubelets", dict.fromkeys(NODES, SPARK)) as kubelets,
             ):
                 yield kubectl, kubelets
     except Missing as reason:
@@ -133,7 +132,7 @@ def test_an_update_ends_the_old_workers_first(
             s.drain(kubectl, changed, placer, 5, poll_seconds=1)
     finally:
         kubelets.held.clear()
-    kubelets.most_on_a_node = 0
+    kubelets.mixed = 0
     s.drain(kubectl, changed, placer, READY_SECONDS, poll_seconds=1)
     assert s.Graph.among(objects).pods(kubectl, s.WORKER) == []
     assert placer.present(changed)
@@ -143,7 +142,7 @@ def test_an_update_ends_the_old_workers_first(
     assert serving.reason(s.running_checks(pods, changed, NODES)) == ""
     workers = [pod for pod in pods if s.component_of(pod) == s.WORKER]
     assert {pod["metadata"]["annotations"]["goodput.spark/model-revision"] for pod in workers} == {"b" * 40}
-    assert kubelets.most_on_a_node == 1
+    assert kubelets.mixed == 0
 
 
 def test_who_applies_by_hand_is_served_too(
@@ -154,12 +153,13 @@ def test_who_applies_by_hand_is_served_too(
     objects = objects_of("super-recommended")
     placer.present(objects)
     s.wait_graph(kubectl, objects, READY_SECONDS, poll_seconds=1)
-    kubelets.most_on_a_node = 0
+    kubelets.mixed = 0
     changed = other_workers(objects)
     placer.present(changed)
     s.wait_graph(kubectl, changed, READY_SECONDS, poll_seconds=1)
     checks = s.settled_checks(kubectl, changed, NODES, 60, poll_seconds=1)
-    assert serving.reason(checks) == "" and kubelets.most_on_a_node == 1
+    assert serving.reason(checks) == ""
+    print(f"\nlooks that met old and new workers side by side: {kubelets.mixed}")
     pods = s.Graph.among(changed).pods(kubectl, s.WORKER)
     assert {pod["metadata"]["annotations"]["goodput.spark/model-revision"] for pod in pods} == {"b" * 40}
 
@@ -168,39 +168,28 @@ def test_a_node_without_a_rail_gets_no_worker(
     cluster: tuple[Kubectl, dynamo_operator.Kubelets], placer: k3s_objects.Placer
 ) -> None:
     kubectl, kubelets = cluster
-    kubelets.resources = {name: value for name, value in SPARK.items() if name != "rdma/rail1"}
-    remove = [{"op": "remove", "path": f"/status/{part}/rdma~1rail1"} for part in ("capacity", "allocatable")]
-    patch = json.dumps(remove)
-    kubectl("patch", "node", NODES[1], "--subresource=status", "--type=json", "-p", patch)
+    kubelets.resources = {NODES[0]: SPARK, NODES[1]: SPARK | {"rdma/rail1": None}}
+    kubelets.heartbeat()
     objects = objects_of("super-recommended")
     try:
         placer.present(objects)
         with pytest.raises(K3sError, match=r"component worker 1 of 2 ready(.|\n)*Insufficient rdma/rail1"):
             s.wait_graph(kubectl, objects, 20, poll_seconds=1)
     finally:
-        kubelets.resources = SPARK
+        kubelets.resources = dict.fromkeys(NODES, SPARK)
         kubelets.heartbeat()
     s.wait_graph(kubectl, objects, READY_SECONDS, poll_seconds=1)
 
 
-def plant_a_second_worker(graph: Object) -> None:
-    graph["spec"]["components"].append(copy.deepcopy(graph["spec"]["components"][1]))
-
-
-def plant_a_topology(graph: Object) -> None:
-    graph["spec"]["components"][1]["topologyConstraint"] = {"packDomain": "rack"}
-
-
-@pytest.mark.parametrize("plant", [plant_a_second_worker, plant_a_topology])
-def test_the_webhook_refuses_before_a_worker_ends(kubectl: Kubectl, placer: k3s_objects.Placer, plant: Any) -> None:
+def test_what_the_webhook_refuses_ends_nobody(kubectl: Kubectl, placer: k3s_objects.Placer) -> None:
     objects = objects_of("super-recommended")
     placer.present(objects)
     s.wait_graph(kubectl, objects, READY_SECONDS, poll_seconds=1)
     planted = other_workers(objects)
-    plant(s.Graph.among(planted).item)
-    with pytest.raises(K3sError) as refusal:
+    # The CRD's own schema takes this; the rule is the webhook's alone.
+    s.Graph.among(planted).item["spec"]["components"][1]["topologyConstraint"] = {"packDomain": "rack"}  # type: ignore[index]
+    with pytest.raises(K3sError, match="spec.topologyConstraint: Required value"):
         s.drain(kubectl, planted, placer, 5, poll_seconds=1)
-    print("\n", str(refusal.value)[-300:])
     assert len(s.Graph.among(objects).pods(kubectl, s.WORKER)) == 2
 
 
