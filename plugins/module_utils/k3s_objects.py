@@ -96,12 +96,12 @@ class Placer:
             return []
         leftover = gone(former, objects)
         done = [f"applied {len(objects)} objects"] + [f"deleted {' '.join(key(item)[1:])}" for item in leftover]
+        if check:
+            return done
         # One that Helm made for a chart of ours has no label yet.
         made = {item.get("spec", {}).get("targetNamespace") for item in gone(former, [])}
         spaces = [item for item in objects if item["kind"] == "Namespace" and item["metadata"]["name"] not in made]
         self.refuse_foreign(spaces)
-        if check:
-            return done
         new = self.path.with_name(f"{self.path.name}.new")
         try:
             self.write(new, text)
