@@ -41,7 +41,8 @@ IDENTITY = "/run/secrets/kubernetes.io/serviceaccount"
 HOME = "/run/home"
 #: A view of the file system of its own: a node's memory, its paths, and what a kubelet would mount.
 SANDBOX = f"""
-mount --bind "$1/etc" /etc; mount --bind "$1/shm" /dev/shm
+mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/etc,workdir=$1/overlay" /etc
+mount --bind "$1/shm" /dev/shm; mkdir {FILES}
 for each in /run /srv /var/cache; do mount -t tmpfs none $each; done
 mkdir -p {IDENTITY} {HOME} /srv/goodput/l2 "/srv/goodput/models/$3"
 mount --bind "$1/l2" /srv/goodput/l2; mount --bind "$2" "/srv/goodput/models/$3"
@@ -73,23 +74,10 @@ class Sandbox:
 
     def __init__(self, work: Path, address: str, model: Path) -> None:
         self.work, self.address = work, address
-        for name in ("shm", "l2"):
+        for name in ("shm", "l2", "etc", "overlay"):
             (work / name).mkdir(parents=True)
-        command("cp", "-a", "/etc", str(work / "etc"))
-        (work / "etc/goodput-files").mkdir()
-        words = [
-            "unshare",
-            "--mount",
-            "--net",
-            "--ipc",
-            "sh",
-            "-euc",
-            SANDBOX,
-            "sandbox",
-            str(work),
-            str(model),
-            model.name,
-        ]
+        words = ["unshare", "--mount", "--net", "--ipc", "sh", "-euc", SANDBOX, "sandbox"]
+        words += [str(work), str(model), model.name]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         try:
             self.connect(address)
