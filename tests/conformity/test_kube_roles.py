@@ -135,7 +135,10 @@ def test_the_operator_is_waited_for_and_explained(kubectl: Kubectl, tmp_path: Pa
     status(kubectl, "helmchart", s.CHART, s.SYSTEM, conditions=[failed])
     with pytest.raises(K3sError, match="chart dynamo-platform failed: timed out"):
         s.wait_platform(kubectl, 600)
-    assert placed.absent(cluster=True) == ["deleted HelmChart kube-system dynamo-platform", "deleted dynamo-system"]
+    assert placed.absent(cluster=True) == [
+        "deleted HelmChart kube-system dynamo-platform",
+        "deleted Namespace dynamo-system",
+    ]
 
 
 def test_a_graph_is_placed_updated_and_removed(
