@@ -2,14 +2,17 @@
 """Objects of Kubernetes that a role places, and takes away again. Runs on the server, through ``k3s kubectl``.
 
 What was placed is kept in a file, so that an object which is no longer wanted is deleted, and a reset deletes exactly
-what a role placed. The file is written last: a run that was broken off is repeated by the next one.
+what a role placed. While objects are placed the file names them and the former ones, and says that it is unfinished: a run
+that was broken off is repeated by the next one, or taken back by a reset.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,7 @@ def key(item: Object) -> tuple[str, str, str, str]:
         ) from error
 
 
-def document(objects: Sequence[Object]) -> str:
+def document(objects: Sequence[Object], **marks: bool) -> str:
     """The objects as one document, in their order: JSON, which is YAML, too.
 
     :raises K3sError: an object twice, or one that is none.
@@ -48,7 +51,16 @@ def document(objects: Sequence[Object]) -> str:
     twice = next((one for one in keys if keys.count(one) > 1), None)
     if twice:
         raise K3sError(f"found {' '.join(filter(None, twice))} twice; required: each object once; fix: remove one")
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}, indent=1) + "\n"
+    return json.dumps({"apiVersion": "v1", "kind": "List", **marks, "items": list(objects)}, indent=1) + "\n"
+
+
+@contextmanager
+def given(objects: Sequence[Object]) -> Iterator[str]:
+    """A file with these objects, for one call of kubectl."""
+    with tempfile.TemporaryDirectory(prefix="goodput-") as folder:
+        path = Path(folder) / "objects.json"
+        path.write_text(document(objects))
+        yield str(path)
 
 
 def gone(former: str, objects: Sequence[Object]) -> list[Object]:
@@ -74,12 +86,20 @@ class Placer:
         except FileNotFoundError:
             return ""
 
-    def write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    @property
+    def half(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.new")
+
+    def remember(self, text: str) -> None:
+        """Write the record as a whole: half of one would lose what a reset has to delete."""
+        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor = os.open(self.half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w") as stream:
             os.fchmod(stream.fileno(), 0o600)
             stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(self.half, self.path)
 
     def all_there(self, count: int) -> bool:
         try:
@@ -102,15 +122,12 @@ class Placer:
         made = {item.get("spec", {}).get("targetNamespace") for item in gone(former, [])}
         spaces = [item for item in objects if item["kind"] == "Namespace" and item["metadata"]["name"] not in made]
         self.refuse_foreign(spaces)
-        new = self.path.with_name(f"{self.path.name}.new")
-        try:
-            self.write(new, text)
-            self.kubectl(*APPLY, "-f", str(new))
-            for item in leftover:
-                self.delete([item])
-            os.replace(new, self.path)
-        finally:
-            new.unlink(missing_ok=True)
+        self.remember(document([*objects, *reversed(leftover)], unfinished=True))
+        with given(objects) as path:
+            self.kubectl(*APPLY, "-f", path)
+        for item in leftover:
+            self.delete(item)
+        self.remember(text)
         return done
 
     def refuse_foreign(self, namespaces: Sequence[Object]) -> None:
@@ -134,31 +151,24 @@ class Placer:
 
         :raises K3sError: what it says against them.
         """
-        asked = self.path.with_name(f"{self.path.name}.asked")
-        self.write(asked, document(objects))
-        try:
-            self.kubectl(*APPLY, "--dry-run=server", "-f", str(asked))
-        finally:
-            asked.unlink(missing_ok=True)
+        with given(objects) as path:
+            self.kubectl(*APPLY, "--dry-run=server", "-f", path)
 
-    def delete(self, objects: Sequence[Object]) -> None:
-        old = self.path.with_name(f"{self.path.name}.old")
-        self.write(old, document(objects))
-        try:
-            self.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", str(old))
-        except K3sError as error:
-            raise K3sError(
-                f"found {self.left(old)} after the deletion; required: nothing; fix: journalctl -u k3s; what has a "
-                "finalizer waits for its operator (kubectl describe); where the whole cluster is to go, reset with "
-                f"goodput_reset_forget_objects=true\n{error}"
-            ) from error
-        finally:
-            old.unlink(missing_ok=True)
+    def delete(self, item: Object) -> None:
+        with given([item]) as path:
+            try:
+                self.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", path)
+            except K3sError as error:
+                raise K3sError(
+                    f"found {self.left(path)} after the deletion; required: nothing; fix: journalctl -u k3s; what has a "
+                    "finalizer waits for its operator (kubectl describe); where the whole cluster is to go, reset with "
+                    f"goodput_reset_forget_objects=true\n{error}"
+                ) from error
 
-    def left(self, path: Path) -> str:
+    def left(self, path: str) -> str:
         """Names of the objects in this file that the cluster still has, in words."""
         try:
-            names = self.kubectl("get", "--ignore-not-found", "-o", "name", "-f", str(path)).split()
+            names = self.kubectl("get", "--ignore-not-found", "-o", "name", "-f", path).split()
         except K3sError:
             return "no answer of the API"
         return ", ".join(names) or "nothing"
@@ -172,6 +182,7 @@ class Placer:
         if not check:
             # One after the other: a namespace that goes beside its chart takes away what Helm needs to uninstall it.
             for item in objects if cluster else []:
-                self.delete([item])
+                self.delete(item)
+            self.half.unlink(missing_ok=True)
             self.path.unlink()
         return [f"deleted {' '.join(filter(None, key(item)[1:]))}" for item in objects]

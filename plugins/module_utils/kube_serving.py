@@ -366,7 +366,7 @@ def drain(
         return False
     noted = with_replicas(former, graph, live)
     if noted != former and not check:
-        placer.write(placer.path, noted)
+        placer.remember(noted)
     if not workers_change(former, graph) or not graph.pods(kubectl, WORKER):
         return False
     placer.accepted([item for item in objects if item["kind"] != "Namespace"])
@@ -374,7 +374,7 @@ def drain(
         return True
     patch = json.dumps(scale_patch(live, 0))
     kubectl("patch", GRAPHS, graph.name, "-n", graph.namespace, "--type=json", "-p", patch)
-    placer.write(placer.path, with_replicas(former, graph, graph.live(kubectl)))
+    placer.remember(with_replicas(former, graph, graph.live(kubectl)))
     end = time.monotonic() + timeout_seconds
     while pods := graph.pods(kubectl, WORKER):
         if time.monotonic() >= end:

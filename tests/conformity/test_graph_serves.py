@@ -185,7 +185,7 @@ def test_an_update_under_requests(
             time.sleep(0.1)
 
     placer = k3s_objects.Placer(kubectl, tmp_path / "serving.json")
-    placer.write(placer.path, k3s_objects.document(objects))
+    placer.remember(k3s_objects.document(objects))
     with ThreadPoolExecutor(3) as pool:
         clients = [pool.submit(client) for _each in range(3)]
         try:

@@ -7,7 +7,7 @@ import json
 import lzma
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,71 @@ def test_a_graph_is_placed_updated_and_removed(
     assert placer.present(other)
     workers = [one for one in graph.live(kubectl)["spec"]["components"] if one["name"] == s.WORKER]
     assert workers[0]["replicas"] == 2
+
+
+class Killed(BaseException):
+    """Nothing of the run happens after it, as after SIGKILL."""
+
+
+def update(kubectl: Kubectl, placer: k3s_objects.Placer, wanted: list[Object], calls: int) -> None:
+    """Drain and placement, killed after so many calls of kubectl; where workers are to end, they do."""
+    left = calls
+
+    def run(argv: Sequence[str], **more: Any) -> tuple[int, str, str]:
+        nonlocal left
+        answer = kubectl.run(argv, **more)
+        if "patch" in argv:
+            kubectl("delete", "pods", "-n", "goodput", "-l", f"{s.COMPONENT}=worker", "--force", "--grace-period=0")
+        left -= 1
+        if not left:
+            raise Killed
+        return answer
+
+    dying = Kubectl(run=run, program=kubectl.program)
+    mortal = k3s_objects.Placer(dying, placer.path)
+    s.drain(dying, wanted, mortal, 60)
+    mortal.present(wanted)
+
+
+def test_an_update_killed_after_any_call_is_finished_by_the_next(
+    kubectl: Kubectl, placer: k3s_objects.Placer, objects: list[Object], tmp_path: Path
+) -> None:
+    killed = 0
+    for calls in range(1, 20):
+        placer.present(objects)
+        for node in NODES:
+            place_pod(kubectl, tmp_path, objects, s.WORKER, node)
+        other = copy.deepcopy(objects)
+        # Other workers, and an object less.
+        dict(s.Graph.among(other).components[s.WORKER])["podTemplate"]["spec"]["containers"][0]["args"][-1] = "other"
+        dropped = next(item for item in other if item["kind"] == "Service")
+        other.remove(dropped)
+        try:
+            update(kubectl, placer, other, calls)
+        except Killed:
+            killed += 1
+            update(kubectl, placer, other, 0)
+        graph = s.Graph.among(other)
+        live = s.Graph(graph.live(kubectl)).components[s.WORKER]
+        assert live["replicas"] == 2 and live["podTemplate"]["spec"]["containers"][0]["args"][-1] == "other", calls
+        assert graph.pods(kubectl, s.WORKER) == [], f"after {calls} calls an old worker is left beside the new ones"
+        assert not s.items(kubectl, "service", dropped["metadata"]["name"], "-n", "goodput"), calls
+        assert json.loads(placer.former())["items"] == other and not placer.present(other), calls
+        if killed < calls:
+            break
+    print(f"killed after each of {killed} calls of kubectl")
+    assert killed >= 8
+
+
+def test_a_placement_that_was_killed_is_taken_back(
+    kubectl: Kubectl, placer: k3s_objects.Placer, objects: list[Object]
+) -> None:
+    # Which of them the API took is not known: here all.
+    with pytest.raises(Killed):
+        update(kubectl, placer, objects, 3)
+    assert s.Graph.among(objects).live(kubectl)
+    assert placer.absent(cluster=True)
+    assert not s.Graph.among(objects).live(kubectl) and not s.items(kubectl, "namespace", "goodput")
 
 
 def test_what_no_waiting_heals_is_not_waited_for(

@@ -107,14 +107,52 @@ def test_what_is_no_longer_wanted_goes(placer: o.Placer, cluster: Cluster) -> No
     assert o.gone(placer.former(), [thing("a", version="apps/v2", kind="DaemonSet")]) == []
 
 
-def test_a_refused_object_leaves_the_former_state_on_record(placer: o.Placer) -> None:
-    placer.present([thing("a")])
+def test_a_refused_object_is_on_record_beside_the_former_ones(placer: o.Placer, cluster: Cluster) -> None:
+    placer.present([thing("a"), thing("b")])
     with pytest.raises(K3sError, match="unknown field"):
-        placer.present([thing("a", planted=1)])
-    assert json.loads(placer.former())["items"] == [thing("a")]
+        placer.present([thing("c"), thing("a", planted=1)])
     assert list(placer.path.parent.iterdir()) == [placer.path]
-    # So the next run deletes what the former one placed.
-    assert "deleted ConfigMap kube-system a" in placer.present([thing("c")])
+    # Whatever the API had taken of them by then goes with a reset, and with a run for which they are not wanted.
+    assert [item["metadata"]["name"] for item in o.gone(placer.former(), [])] == ["b", "a", "c"]
+    assert set(placer.present([thing("d")])[1:]) == {f"deleted ConfigMap kube-system {name}" for name in "abc"}
+    assert cluster.there == ["ConfigMap/d"] and "unfinished" not in placer.former()
+
+
+class Killed(BaseException):
+    """Nothing of the run happens after it, as after SIGKILL."""
+
+
+@pytest.mark.parametrize("took", [False, True], ids=["before the call", "after it"])
+@pytest.mark.parametrize("reset", [False, True], ids=["again", "reset"])
+def test_a_run_killed_at_any_call_is_repeated_or_taken_back(
+    placer: o.Placer, cluster: Cluster, took: bool, reset: bool
+) -> None:
+    former, wanted = [thing("a"), thing("b"), thing("c")], [thing("a", data={"x": "y"}), thing("d")]
+    alive, calls = placer.kubectl, 0
+    for at in range(1, 4):
+        calls = 0
+
+        def dying(argv: Sequence[str], at: int = at, **more: Any) -> tuple[int, str, str]:
+            nonlocal calls
+            calls += 1
+            answer = cluster(argv, **more) if calls < at or took else (0, "", "")
+            if calls == at:
+                raise Killed
+            return answer
+
+        placer.present(former)
+        placer.kubectl = Kubectl(run=dying)
+        with pytest.raises(Killed):
+            placer.present(wanted)
+        placer.kubectl = alive
+        if reset:
+            placer.absent(cluster=True)
+            assert cluster.there == [] and not list(placer.path.parent.iterdir())
+        else:
+            assert placer.present(wanted) and not placer.present(wanted)
+            assert sorted(cluster.there) == ["ConfigMap/a", "ConfigMap/d"]
+    # One to apply, two to delete: each was the last one once.
+    assert calls == 3
 
 
 def test_absent_takes_away_what_was_placed_last_first(placer: o.Placer, cluster: Cluster) -> None:
