@@ -23,6 +23,8 @@ from ansible_collections.goodput.spark.plugins.module_utils.k3s_node import BINA
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Check, row
 
 GIB = 2**30
+#: Names of the images that came here from an archive, so that a reset finds them whatever the release is by then.
+NAMES = "/var/lib/goodput/runtime_image_names.json"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\.[a-z0-9.-]+(/[a-z0-9][a-z0-9._-]*)+\Z")
 INDEX = "index.json"
@@ -244,6 +246,21 @@ class Containerd:
         if refs and not check:
             self("images", "remove", "--sync", *refs, timeout_seconds=IMPORT_SECONDS)
         return refs
+
+
+def brought(path: Path) -> list[str]:
+    """Names of the images that were imported here."""
+    return [str(name) for name in json.loads(path.read_text())] if path.exists() else []
+
+
+def note(path: Path, name: str) -> None:
+    """Add a name to those of :func:`brought`."""
+    names = brought(path)
+    if name not in names:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        half = path.with_name(f".{path.name}.new")
+        half.write_text(json.dumps([*names, name]) + "\n")
+        half.replace(path)
 
 
 def image_checks(node: str, images: Sequence[Image], name: str, digest: str, platform: str) -> list[Check]:

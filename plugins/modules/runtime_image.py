@@ -13,7 +13,8 @@ description:
   - An image is known by its digest; the reference that pods name is C(NAME@DIGEST).
   - V(archive) reads what an OCI archive holds, on the controller or on a node that has one. V(looked) asks containerd.
     V(imported) imports an archive if the image is not there, and removes the archive unless O(keep). V(removed) removes
-    every reference of O(name); with O(digest) only those of other images.
+    every reference of O(name), or of every name under which something was imported; with O(digest) only those of other
+    images.
 options:
   state:
     description: What to do, as above.
@@ -21,9 +22,9 @@ options:
     choices: [archive, looked, imported, removed]
     default: looked
   name:
-    description: Name of the image, with a host and without a tag.
+    description: Name of the image, with a host and without a tag. Only V(archive) and V(removed) go without.
     type: str
-    required: true
+    default: ""
   digest:
     description: Its digest, C(sha256:) and 64 hexadecimal digits. Not needed to remove.
     type: str
@@ -117,7 +118,7 @@ SOCKET = "/run/k3s/containerd/containerd.sock"
 def argument_spec() -> dict[str, Any]:
     return {
         "state": {"type": "str", "choices": ["archive", "looked", "imported", "removed"], "default": "looked"},
-        "name": {"type": "str", "required": True},
+        "name": {"type": "str", "default": ""},
         "digest": {"type": "str", "default": ""},
         "platform": {"type": "str", "default": ""},
         "node": {"type": "str", "default": ""},
@@ -140,7 +141,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     params: dict[str, Any] = module.params
     name, digest, state = params["name"], params["digest"], params["state"]
-    containerd, check = logic.Containerd(), bool(module.check_mode)
+    containerd, check, record = logic.Containerd(), bool(module.check_mode), Path(logic.NAMES)
     free, total = room()
     result: dict[str, Any] = {
         "changed": False,
@@ -163,7 +164,11 @@ def main() -> None:
         elif state == "removed":
             # Without a running containerd there is nobody to ask; what K3s leaves is the role k3s's to remove.
             runs = result["installed"] and Path(SOCKET).exists()
-            result["changed"] = bool(runs and containerd.remove(name, keep=digest, check=check))
+            names = [name] if name else logic.brought(record)
+            gone = [ref for one in names if runs for ref in containerd.remove(one, keep=digest, check=check)]
+            if not name and not check:
+                record.unlink(missing_ok=True)
+            result["changed"] = bool(gone) or not name and bool(names)
         elif result["installed"]:
             logic.checked(name, digest)
             there = containerd.images()
@@ -171,6 +176,7 @@ def main() -> None:
             if state == "imported" and not result["present"]:
                 result["changed"] = True
                 if not check:
+                    logic.note(record, name)
                     containerd.bring(params["path"], name, digest)
                     if not params["keep"]:
                         os.unlink(params["path"])

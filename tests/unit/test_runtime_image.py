@@ -200,6 +200,14 @@ def test_removal_touches_only_this_name() -> None:
     assert ctr.images == there[2:]
 
 
+def test_names_of_what_was_imported_are_kept_once(tmp_path: Path) -> None:
+    path = tmp_path / "goodput/names.json"
+    assert r.brought(path) == []
+    for name in (NAME, "ghcr.io/plugin", NAME):
+        r.note(path, name)
+    assert r.brought(path) == [NAME, "ghcr.io/plugin"] and list(path.parent.iterdir()) == [path]
+
+
 def test_the_kubelets_own_reference_goes_with_the_last_name_of_an_image() -> None:
     kept = [("goodput.local/xy:1", B, "x"), (f"sha256:{'2' * 64}", B, "x")]
     ctr = Ctr((f"{NAME}@{A}", A, "x"), (f"{NAME}:1", B, "x"), (f"sha256:{'1' * 64}", A, "x"), *kept)
