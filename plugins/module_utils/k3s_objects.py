@@ -2,8 +2,8 @@
 """Objects of Kubernetes that a role places, and takes away again. Runs on the server, through ``k3s kubectl``.
 
 What was placed is kept in a file, so that an object which is no longer wanted is deleted, and a reset deletes exactly
-what a role placed. While objects are placed the file names them and the former ones, and says that it is unfinished: a run
-that was broken off is repeated by the next one, or taken back by a reset.
+what a role placed. While objects are placed the file names them and the former ones, and says that it is unfinished: a
+run that was broken off is repeated by the next one, or taken back by a reset.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Placer:
                 self.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", path)
             except K3sError as error:
                 raise K3sError(
-                    f"found {self.left(path)} after the deletion; required: nothing; fix: journalctl -u k3s; what has a "
-                    "finalizer waits for its operator (kubectl describe); where the whole cluster is to go, reset with "
+                    f"found {self.left(path)} after the deletion; required: nothing; fix: journalctl -u k3s; what "
+                    "has a finalizer waits for its operator (kubectl describe); where the whole cluster is to go, reset with "
                     f"goodput_reset_forget_objects=true\n{error}"
                 ) from error
 

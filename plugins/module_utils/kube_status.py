@@ -147,8 +147,8 @@ def words(pod: Object, container: Object) -> tuple[str, ...]:
         re.sub(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)", replaced, str(word))
         for word in [*container.get("command", []), *container.get("args", [])]
     ]
-    # LMCache's starter ends where its program begins.
-    if any(word.endswith("/start.py") for word in line) and "--" in line:
+    # LMCache's starter and the engine's gate end where their program begins.
+    if any(word.endswith(("/start.py", "/memory_gate.py")) for word in line[:2]) and "--" in line:
         line = line[line.index("--") + 1 :]
     return tuple(line)
 

@@ -6,11 +6,15 @@ CPU and GPU share one memory, and what a former engine held is given back some t
 loaded into it fail, or freeze the node. MemAvailable alone does not tell: 74.8 GB of weights failed while it read
 97 GB. So both must hold: MemAvailable is above what vLLM will check (MemTotal x utilization) by a margin, and no other
 program computes on the GPU with more than 1 GiB. LMCache's server is no other program: its share is in the plan.
+
+As ExecStartPre of a unit, or in a pod before the engine, ``memory_gate.py … -- COMMAND``. There MemAvailable alone is
+asked: a pod knows neither the host's processes nor which of them is LMCache.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -112,16 +116,19 @@ def wait(
 
 
 def main(argv: list[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else argv
+    cut = given.index("--") if "--" in given else len(given)
+    command = given[cut + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--utilization", type=float, required=True, help="the engine's --gpu-memory-utilization")
     parser.add_argument("--margin-bytes", type=int, required=True, help="what must be free beyond that")
     parser.add_argument("--seconds", type=float, required=True, help="how long to wait")
     parser.add_argument("--meminfo", type=Path, default=Path("/proc/meminfo"))
     parser.add_argument("--nvidia-smi", default="nvidia-smi")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(given[:cut])
 
     def judge() -> list[str]:
-        gpu = look(options.nvidia_smi)
+        gpu = Gpu() if command else look(options.nvidia_smi)
         problems.update(filter(None, [gpu.problem]))
         return findings(meminfo(options.meminfo.read_text()), gpu, options.utilization, options.margin_bytes)
 
@@ -133,13 +140,16 @@ def main(argv: list[str] | None = None) -> int:
     if found:
         print(
             f"memory after {waited:.0f} s: {'; '.join(found)}; fix: end what holds it (`nvidia-smi`, "
-            "`ps -eo pid,rss,args --sort -rss | head`), or plan a smaller arrangement; the next start looks again",
+            "`ps -eo pid,rss,args --sort -rss | head`; in a pod LMCache may hold what a crashed engine left: delete "
+            "the pod), or plan a smaller arrangement; the next start looks again",
             file=sys.stderr,
             flush=True,
         )
         return 1
     if waited >= 1:
         print(f"memory is free after {waited:.0f} s", flush=True)
+    if command:
+        os.execvp(command[0], command)
     return 0
 
 

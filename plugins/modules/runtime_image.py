@@ -168,7 +168,7 @@ def main() -> None:
             gone = [ref for one in names if runs for ref in containerd.remove(one, keep=digest, check=check)]
             if not name and not check:
                 record.unlink(missing_ok=True)
-            result["changed"] = bool(gone) or not name and bool(names)
+            result["changed"] = bool(gone) or (not name and bool(names))
         elif result["installed"]:
             logic.checked(name, digest)
             there = containerd.images()

@@ -81,7 +81,7 @@ def started(container: Object, name: str, address: str, rail_address: str) -> Pr
         given = fields[item["valueFrom"]["fieldRef"]["fieldPath"]] if "valueFrom" in item else item["value"]
         env[item["name"]] = given if "valueFrom" in item else expanded(given, env)
     line = [expanded(word, env) for word in (*container["command"], *container["args"])]
-    if line[1].endswith("/start.py"):
+    if line[1].endswith(("/start.py", "/memory_gate.py")):
         line = [word.replace("{rail_address}", rail_address) for word in line[line.index("--") + 1 :]]
     return Process(line, env)
 

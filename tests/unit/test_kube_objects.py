@@ -173,6 +173,21 @@ def test_what_is_left_in_l2_is_judged_as_by_the_unit(rendered: Rendered) -> None
                 assert {before[1], "/run/goodput-lmcache", "/etc/goodput-files"} <= set(mounts)
 
 
+def test_a_real_engine_waits_for_memory_as_its_unit_does(rendered: Rendered) -> None:
+    for profile in PROFILES:
+        unit = rendered[node(profile, 2, 1)]["worker"]
+        before = re.search(r"^ExecStartPre=\S+ \S+ (--utilization .*)$", unit, re.M)
+        objects = objects_of(rendered, profile, 2)
+        (container,) = worker_pod(objects)["containers"]
+        command = container["command"]
+        assert command[: command.index("-m") - 1] == (
+            ["python3", "/etc/goodput-files/memory_gate.py", *before[1].split(), "--"] if before else []
+        ), profile
+        if before:
+            assert "/etc/goodput-files" in [mount["mountPath"] for mount in container["volumeMounts"]]
+            assert "memory_gate.py" in one(objects, "ConfigMap", "goodput-files")["data"]
+
+
 def test_other_files_make_other_pods(rendered: Rendered) -> None:
     nodes = site(2, "weka-c-p2p-2-")
     plan = rendered[node("weka-c-p2p", 2, 1)]["plan"]
@@ -241,6 +256,16 @@ def test_01_images_are_by_digest_and_ours_are_never_pulled(rendered: Rendered) -
                 assert item["kind"] == "DaemonSet" or container["imagePullPolicy"] == "Never", where
 
 
+def test_every_release_set_has_a_gpu_plugin_that_takes_a_gb10() -> None:
+    versions = []
+    for path in (serving_units.ROOT / "vars/releases").glob("*.yml"):
+        kubernetes = yaml.safe_load(path.read_text())["goodput_release_set"].get("kubernetes")
+        if kubernetes:
+            versions.append(kubernetes["charts"]["nvidia_device_plugin"]["version"])
+    # Before, it takes the missing memory figure of a GB10 for an error and restarts for ever.
+    assert len(versions) >= 2 and all(tuple(map(int, text.split("."))) >= (0, 17, 4) for text in versions), versions
+
+
 def test_02_the_namespace_has_kais_label_where_kai_is_installed(rendered: Rendered) -> None:
     for name in RELEASES:
         objects = objects_of(rendered, "super-recommended", 2, name)
@@ -284,6 +309,13 @@ def test_05_peers_find_each_other(rendered: Rendered) -> None:
     rails = json.loads(one(objects, "ConfigMap", "goodput-files")["data"]["rails.json"])
     assert rails == {"weka-c-p2p-2-1": "192.168.100.1", "weka-c-p2p-2-2": "192.168.100.2"}
     assert not [item for item in objects_of(rendered, "super-recommended", 2) if item["kind"] == "Deployment"]
+
+
+def test_a_service_puts_no_variables_into_pods(rendered: Rendered) -> None:
+    for where, objects in every_set(rendered):
+        pods = [part["podTemplate"]["spec"] for part in one(objects, "DynamoGraphDeployment")["spec"]["components"]]
+        pods += [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"]
+        assert len(pods) >= 2 and all(pod["enableServiceLinks"] is False for pod in pods), where
 
 
 def test_06_to_09_both_rails_belong_to_the_process_that_reads_over_them(rendered: Rendered) -> None:

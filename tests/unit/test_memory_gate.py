@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,16 @@ def test_it_ends_with_found_required_and_fix(
     assert gate.main(words) == status
     text = "".join(capsys.readouterr())
     assert said in text and ("fix:" in text) == bool(status)
+
+
+@pytest.mark.parametrize(("available_kib", "said"), [(TOTAL_KIB, "engine 7"), (1000, "delete the pod")])
+def test_in_a_pod_the_engine_starts_once_memory_is_free(tmp_path: Path, available_kib: int, said: str) -> None:
+    (tmp_path / "meminfo").write_text(meminfo(available_kib))
+    words = ["--utilization", "0.72", "--margin-bytes", "6000000000", "--seconds", "0"]
+    words += ["--meminfo", str(tmp_path / "meminfo")]
+    # Another container's processes have no name here, so LMCache would be taken for a stranger: nobody is asked.
+    words += ["--nvidia-smi", smi(tmp_path, "echo '4242, lmcache, 76800'")]
+    program = [sys.executable, gate.__file__, *words, "--", "sh", "-c", 'echo engine "$1"', "--", "7"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == ("engine" in said) == ("engine" in done.stdout), done
+    assert said in done.stdout + done.stderr

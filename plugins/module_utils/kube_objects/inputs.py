@@ -55,6 +55,8 @@ class Choices:
     #: Loading 75 GB takes half an hour on a Spark, an hour when cold.
     ready_timeout_seconds: int = 3600
     lmcache_ready_timeout_seconds: int = 300
+    #: How long a start of a real engine waits for free memory, as ``dynamo_memory_wait_seconds`` on systemd.
+    memory_wait_seconds: int = 300
     #: What a start of LMCache makes of files that earlier runs left in L2 (``keep``, ``purge``), and how much of the
     #: cap they may take, in per cent.
     l2_state: str = "keep"
@@ -93,7 +95,13 @@ def choices_from(given: Mapping[str, Any] | None) -> Choices:
         raise PlanInputError("choices.graph", choices.graph, rule, "choose a shorter name")
     if choices.node_port and not 30000 <= choices.node_port <= 32767:
         raise PlanInputError("choices.node_port", choices.node_port, "must be 30000 to 32767, or 0", "choose another")
-    for key in ("drain_seconds", "ready_timeout_seconds", "lmcache_ready_timeout_seconds", "rail_shares"):
+    for key in (
+        "drain_seconds",
+        "ready_timeout_seconds",
+        "lmcache_ready_timeout_seconds",
+        "memory_wait_seconds",
+        "rail_shares",
+    ):
         if getattr(choices, key) < 1:
             raise PlanInputError(f"choices.{key}", getattr(choices, key), "must be 1 or more", "correct the value")
     if choices.l2_state not in ("keep", "purge"):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import l2_residue, serving
+from .. import l2_residue, memory_gate, serving
 from ..kv_plan.checks import PlanInputError
 from . import start
 from .charts import rail_resources
@@ -50,6 +50,8 @@ FRONTEND_MEMORY = "512Mi"
 COORDINATOR_MEMORY = "256Mi"
 #: What a stop takes beyond the requests in flight.
 STOP_SECONDS = 60
+#: The kubelet would make LMCACHE_COORDINATOR_PORT and more of the Service; LMCache's own variables begin like that.
+NO_SERVICE_VARIABLES = {"enableServiceLinks": False}
 _SELECTOR = {"app.kubernetes.io/part-of": "goodput"}
 
 
@@ -136,9 +138,8 @@ class Serving:
         flags = serving.planes("kubernetes")["arguments"]
         arguments = words(self.plan["dynamo_worker_args"], self.dynamo, flags)
         home = {"HOME": self.choices.cache_path, "DYN_SYSTEM_PORT": str(SYSTEM_PORT)}
-        main = self._container(
-            "main", ["python3", "-m", f"dynamo.{self.engine}"], arguments, self._dynamo_environment(home)
-        )
+        command = [*self._gate(), "python3", "-m", f"dynamo.{self.engine}"]
+        main = self._container("main", command, arguments, self._dynamo_environment(home))
         main |= {
             "securityContext": _root(),
             "resources": self._resources({"nvidia.com/gpu": "1"}, "weights", "device KV", "engine overhead", "shm"),
@@ -146,6 +147,7 @@ class Serving:
                 mount("shm", "/dev/shm"),
                 mount("model", self.model_path, readOnly=True),
                 mount("cache", self.choices.cache_path),
+                *([mount("files", FILES, readOnly=True)] if self.real else []),
             ],
             **probes("/live", "/health", SYSTEM_PORT, self.choices.ready_timeout_seconds),
         }
@@ -168,6 +170,7 @@ class Serving:
                 host_path("shm", "/dev/shm", "Directory"),
                 host_path("model", self.model_path, "Directory"),
                 host_path("cache", self.choices.cache_path, "DirectoryOrCreate"),
+                *([{"name": "files", "configMap": {"name": FILES_MAP}}] if self.files else []),
                 *(self._lmcache_volumes() if lmcache else []),
             ],
         }
@@ -180,7 +183,7 @@ class Serving:
     def lmcache_server(self) -> Object:
         port = int(self.ports["lmcache_http"])
         command = ["lmcache", "server"]
-        if self.files:
+        if self.in_files or self.reads_rail:
             options = ["--l2-state", self.choices.l2_state, "--l2-keep-percent", str(self.choices.l2_keep_percent)]
             command = ["python3", f"{FILES}/start.py", *(options if self.in_files else []), "--", *command]
         env = environment({**self.plan["lmcache_env"], **PYTHON_ENVIRONMENT, **self._gpu()}, self.lmcache)
@@ -192,7 +195,7 @@ class Serving:
         )
         mounts = [mount("shm", "/dev/shm")]
         mounts += [mount("l2", self.plan["l2_path"])] if self.on_l2 else []
-        mounts += [mount("files", FILES, readOnly=True)] if self.files else []
+        mounts += [mount("files", FILES, readOnly=True)] if self.in_files or self.reads_rail else []
         mounts += [mount("report", start.REPORT_DIRECTORY)] if self.in_files else []
         return server | {
             "envFrom": [{"secretRef": {"name": SECRET, "optional": True}}],
@@ -225,7 +228,6 @@ class Serving:
     def _lmcache_volumes(self) -> list[Object]:
         # Not made where it is missing: then the L2 filesystem is not mounted, and the cache would fill the root.
         found = [host_path("l2", self.plan["l2_path"], "Directory")] if self.on_l2 else []
-        found += [{"name": "files", "configMap": {"name": FILES_MAP}}] if self.files else []
         # What was found in L2, where the systemd platform has it.
         return found + ([host_path("report", start.REPORT_DIRECTORY, "DirectoryOrCreate")] if self.in_files else [])
 
@@ -252,7 +254,7 @@ class Serving:
         # Other weights in the same directory make other pods: nothing else in the template tells them apart.
         if notes := dict(annotations or {}) | ({"goodput.spark/model-revision": revision} if revision else {}):
             about["annotations"] = notes
-        found: Object = {"podTemplate": {"metadata": about, "spec": pod}}
+        found: Object = {"podTemplate": {"metadata": about, "spec": NO_SERVICE_VARIABLES | pod}}
         if self.release.runtime_version:
             found["runtimeVersionOverride"] = self.release.runtime_version
         return found
@@ -267,14 +269,32 @@ class Serving:
             "metadata": {"name": self.choices.namespace, "labels": LABELS | labels},
         }
 
+    def _gate(self) -> list[str]:
+        """What a start of a real engine waits for, here as the worker's unit does before each start."""
+        if not self.real:
+            return []
+        utilization = serving.argument(list(map(str, self.plan["dynamo_worker_args"])), "--gpu-memory-utilization")
+        margin_bytes = self.plan["inputs"]["profile"]["memory"]["start_check_margin_bytes"]
+        options = {
+            "--utilization": utilization or "0.9",
+            "--margin-bytes": margin_bytes,
+            "--seconds": self.choices.memory_wait_seconds,
+        }
+        flags = [str(word) for option in options.items() for word in option]
+        return ["python3", f"{FILES}/memory_gate.py", *flags, "--"]
+
     def _files(self) -> dict[str, str]:
-        """What LMCache's server needs beside its arguments, by file name; {} if nothing."""
+        """What a worker's pod needs beside arguments, by file name; {} if nothing."""
         found = {}
         if self.in_files:
             found["l2_residue.py"] = Path(l2_residue.__file__).read_text(encoding="utf-8")
         if self.reads_rail:
             found["rails.json"] = json.dumps({node.name: node.rails[0].address for node in self.nodes if node.rails})
-        return found | ({"start.py": Path(start.__file__).read_text(encoding="utf-8")} if found else {})
+        if found:
+            found["start.py"] = Path(start.__file__).read_text(encoding="utf-8")
+        if self.real:
+            found["memory_gate.py"] = Path(memory_gate.__file__).read_text(encoding="utf-8")
+        return found
 
     def config_map(self) -> Object:
         about = metadata(FILES_MAP, self.choices.namespace)
@@ -295,10 +315,8 @@ class Serving:
             "livenessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 10, "failureThreshold": 6},
         }
         about = metadata(COORDINATOR, self.choices.namespace)
-        template = {
-            "metadata": {"labels": LABELS | _pods(COORDINATOR)},
-            "spec": {"nodeSelector": self._architecture(), "tolerations": TOLERATIONS, "containers": [container]},
-        }
+        pod = {"nodeSelector": self._architecture(), "tolerations": TOLERATIONS, "containers": [container]}
+        template = {"metadata": {"labels": LABELS | _pods(COORDINATOR)}, "spec": NO_SERVICE_VARIABLES | pod}
         deployment: Object = {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
