@@ -51,16 +51,17 @@ def other_python() -> str | None:
 
 
 def kube_data() -> dict[str, str]:
-    """CRDs, schemas and an API server for tests/conformity, where they lie beside the checkout."""
-    beside = ROOT.parent / "shared/kube"
-    return {"GOODPUT_KUBE_DATA": str(beside)} if beside.is_dir() and "GOODPUT_KUBE_DATA" not in os.environ else {}
+    """What tests/conformity uses where it lies beside the checkout: an API server and CRDs, controllers, containerd."""
+    shared = ROOT.parent / "shared"
+    beside = {"GOODPUT_KUBE_DATA": shared / "kube", "GOODPUT_K3S_AIRGAP": shared / "k3s-standin"}
+    return {name: str(path) for name, path in beside.items() if path.is_dir() and name not in os.environ}
 
 
 def k3s_folder() -> tuple[str, str]:
     """(folder with a K3s release for the pair's guests, why there is none): as named in the environment."""
     folder = os.environ.get("GOODPUT_K3S_AIRGAP", "")
     if not folder:
-        return "", "GOODPUT_K3S_AIRGAP names no folder with a K3s release"
+        return "", "30 minutes, and GOODPUT_K3S_AIRGAP names no folder with a K3s release"
     if platform.machine() != "x86_64":
         return "", f"the release in {folder} is for amd64, and the guests are {platform.machine()}"
     return str(Path(folder).resolve()), ""

@@ -161,8 +161,8 @@ class Placer:
             except K3sError as error:
                 raise K3sError(
                     f"found {self.left(path)} after the deletion; required: nothing; fix: journalctl -u k3s; what "
-                    "has a finalizer waits for its operator (kubectl describe); where the whole cluster is to go, reset with "
-                    f"goodput_reset_forget_objects=true\n{error}"
+                    "has a finalizer waits for its operator (kubectl describe); where the whole cluster is to go, reset "
+                    f"with goodput_reset_forget_objects=true\n{error}"
                 ) from error
 
     def left(self, path: str) -> str:
