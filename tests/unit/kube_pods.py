@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import kube_objects
-from serving_units import ROOT, Rendered, environment, node, rails, words
+from serving_units import PROFILES, ROOT, SIZES, Rendered, environment, node, rails, words
 
 RELEASES = ("current", "article")
 DIGESTS = {"runtime": "sha256:" + "a" * 64, "rdma_device_plugin": "sha256:" + "b" * 64}
@@ -22,6 +22,10 @@ ARGUMENTS = {
     "--discovery-backend": ("etcd", "kubernetes"),
     "--coordinator-url": ("http://10.77.0.1:9300", "http://lmcache-coordinator.goodput.svc:9300"),
 }
+#: They read over rails, which one node alone has not.
+OVER_RAILS = ("super-c-p2p", "super-mooncake-dram", "virtual-p2p", "weka-c-p2p")
+#: (profile, how many nodes) of every site that can be rendered.
+SITES = [(profile, size) for profile in PROFILES for size in SIZES if size > 1 or profile not in OVER_RAILS]
 ONLY_SYSTEMD = {"ETCD_ENDPOINTS", "ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS", "PYTHONPATH"}
 ONLY_KUBERNETES = {"GOODPUT_NODE", "GOODPUT_ADDRESS", "NVIDIA_VISIBLE_DEVICES"}
 PLACES = {"HOME", "DYN_SYSTEM_PORT"}
@@ -33,9 +37,13 @@ def release(name: str) -> Object:
 
 
 def site(size: int, prefix: str = "spark") -> list[Object]:
-    """Nodes of a site, with rails."""
+    """Nodes of a site; one alone has no rails."""
     return [
-        {"name": f"{prefix}{number}", "rails": rails(number), "management_address": f"10.77.0.{number}"}
+        {
+            "name": f"{prefix}{number}",
+            "rails": rails(number) if size > 1 else [],
+            "management_address": f"10.77.0.{number}",
+        }
         for number in range(1, size + 1)
     ]
 
