@@ -38,12 +38,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if errors:
             result.update(failed=True, msg=render_table(findings, "inputs"))
             return result
+        release = root / "vars/releases" / f"{site.choices['goodput_release']}.yml"
+        release_set = result["release_set"] = inputs.read_yaml(release).get("goodput_release_set", {})
         # Shown with what is found on the nodes: an owner gets one list.
-        lacking = inputs.missing(site, known, self._folder(site)) if self._task.args.get("whole_site") else []
+        whole = self._task.args.get("whole_site")
+        lacking = inputs.missing(site, known, self._folder(site), release_set) if whole else []
         accepted = accept(lacking, self._task.args.get("accept") or [])
         result["findings"] += [finding.as_dict() for finding in accepted]
-        release = root / "vars/releases" / f"{site.choices['goodput_release']}.yml"
-        result["release_set"] = inputs.read_yaml(release).get("goodput_release_set", {})
         result["msg"] = render_table(findings, "inputs")
         return result
 

@@ -9,7 +9,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from ansible_collections.goodput.spark.plugins.filter.k3s import k3s_addresses
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import kube_objects as logic
-from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.site import nodes_of_site
+from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.site import host_ports, nodes_of_site
 
 
 def plain(value: Any) -> Any:
@@ -46,8 +46,13 @@ def kube_nodes(hostvars: Mapping[str, Any], nodes: Sequence[str], subnets: Seque
         raise AnsibleFilterError(f"kube_nodes: {error}") from None
 
 
+def kube_ports(profile: Any, chosen: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """See kube_ports.yml."""
+    return host_ports(plain(profile), plain(chosen or {}))
+
+
 class FilterModule:
     """Filters of the Kubernetes platform."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"kube_objects": kube_objects, "kube_nodes": kube_nodes}
+        return {"kube_objects": kube_objects, "kube_nodes": kube_nodes, "kube_ports": kube_ports}

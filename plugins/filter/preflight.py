@@ -73,7 +73,8 @@ def preflight(
         raise AnsibleFilterError(f"preflight takes hostvars, found {type(hostvars).__name__}")
     given = dict(limits or {})
     given["ports"] = [
-        Port(int(one["port"]), one["purpose"], bool(one.get("first_only"))) for one in given.get("ports", [])
+        Port(int(one["port"]), one["purpose"], bool(one.get("first_only")), one.get("variable", ""))
+        for one in given.get("ports", [])
     ]
     given["management_addresses"] = management_addresses(hostvars, nodes)
     try:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.inputs import DIGEST, choices_from
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files
+from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.checks import PlanInputError
 from ansible_collections.goodput.spark.plugins.module_utils.preflight import WARNING, Finding
 
 # Names every role shares. Their types are not in any role's argument spec.
@@ -329,12 +331,51 @@ def check_inventory(site: Site) -> Iterator[Finding]:
         yield Finding("all", "nodes", "no node", "at least one host in the group sparks", "edit the inventory")
 
 
-def missing(site: Site, known: Known, folder: str) -> Iterator[Finding]:
+def missing_on_k3s(
+    site: Site, known: Known, values: Mapping[str, Any], release_set: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """What Kubernetes needs beside it, on a virtual pair, too."""
+    part = release_set.get("kubernetes")
+    if not part:
+        yield Finding(
+            "all",
+            "release",
+            f"goodput_release: {release_set.get('name', '')}, which has no section kubernetes",
+            "a release set that runs on Kubernetes",
+            "set goodput_release to current or article, or goodput_platform to systemd",
+        )
+        return
+    given = values.get("goodput_kube_choices") or {}
+    try:
+        choices_from(given)
+    except PlanInputError as error:
+        name = f"goodput_kube_{error.name}"
+        yield Finding("all", "choices", f"{name}: {shown(error.value)}", f"{name} {error.rule}", error.remedy)
+        return
+    # Only a real engine asks for devices, and one node alone has no rails.
+    devices = len(site.nodes) > 1 and site.choices.get("goodput_profile") not in known.mockers
+    for name in ("runtime", *(["rdma_device_plugin"] if devices else [])):
+        image = part["images"][name]
+        digest = (given.get("digests") or {}).get(name) or image["digest"]
+        if not DIGEST.match(str(digest)):
+            yield Finding(
+                "all",
+                "digest",
+                f"goodput_kube_choices: digests.{name}: {shown(digest)}",
+                f"the digest of {image['name']} ({image['tag']}), sha256: and 64 hexadecimal digits: a tag may change",
+                f'set goodput_kube_choices: {{digests: {{{name}: "sha256:…"}}}} (docs/kubernetes.md, The image)',
+            )
+
+
+def missing(site: Site, known: Known, folder: str, release_set: Mapping[str, Any]) -> Iterator[Finding]:
     """What a run to the first token will miss on hardware; each layer refuses it, too, but only when it is reached.
 
     ``folder`` is that of the planned model, empty if the planner will refuse it.
     """
     values = site.variables.get(site.nodes[0], {}) if site.nodes else {}
+    on_k3s = site.choices.get("goodput_platform") == "k3s"
+    if on_k3s:
+        yield from missing_on_k3s(site, known, values, release_set)
     if values.get("goodput_virtual"):
         return
     if site.choices.get("goodput_profile") in known.mockers:
@@ -355,7 +396,7 @@ def missing(site: Site, known: Known, folder: str) -> Iterator[Finding]:
             "name it in model_store_models (docs/model_store.md)",
         )
     archive = values.get("runtime_archive") or values.get("runtime_node_archive")
-    if site.choices.get("goodput_platform") == "systemd" and not (archive and values.get("runtime_sha256")):
+    if not on_k3s and not (archive and values.get("runtime_sha256")):
         yield Finding(
             "all",
             "runtime",

@@ -54,11 +54,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Port:
-    """A TCP port this collection will listen on; ``first_only`` if only the first node does."""
+    """A TCP port this collection will listen on; ``first_only`` if only the first node does.
+
+    ``variable`` is what gives it another number, empty if nothing does.
+    """
 
     port: int
     purpose: str
     first_only: bool = False
+    variable: str = ""
 
 
 @dataclass(frozen=True)
@@ -319,7 +323,8 @@ def check_ports(node: str, facts: Mapping[str, Any], limits: Limits, release: Ma
             "port",
             f"{port.port} taken by {owner}{unit} on {entry['address']}",
             f"{port.port} free for {port.purpose}",
-            f"{how_to_free(port.port, owner, entry['unit'])}, or give {port.purpose} another port",
+            how_to_free(port.port, owner, entry["unit"])
+            + (f", or choose another port with {port.variable}" if port.variable else ""),
         )
 
 

@@ -366,7 +366,7 @@ def port_checks(wanted: Mapping[int, Mapping[str, str]], found: Sequence[Listene
                 f"port {port}",
                 "; ".join(entry.words() for entry in foreign) or "free or ours",
                 f"port {port} free for {unit}",
-                f"stop that process, or choose another port with {use['variable']}",
+                "stop that process" + (f", or choose another port with {use['variable']}" if use["variable"] else ""),
                 not foreign,
             )
         )

@@ -16,7 +16,7 @@ options:
   ports:
     description:
       - TCP ports that must be free or held by their own unit. Each entry has C(port), C(unit) and C(variable), the
-        variable that chooses another port.
+        variable that chooses another port, empty if nothing does.
     type: list
     elements: dict
     default: []
@@ -128,15 +128,16 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     params: dict[str, Any] = module.params
     wanted: dict[int, dict[str, str]] = {}
+    names: dict[int, str] = {}
     for entry in params["ports"]:
-        number = int(entry["port"])
+        number, unit = int(entry["port"]), str(entry["unit"])
+        variable = str(entry.get("variable", ""))
+        named = variable or f"a port of {unit} that nothing moves"
         if not 0 < number < 65536:
-            module.fail_json(msg=f"{entry['variable']} is {number}, required: a port from 1 to 65535")
-        if number in wanted:
-            module.fail_json(
-                msg=f"{entry['variable']} and {wanted[number]['variable']} are both {number}; choose two ports"
-            )
-        wanted[number] = {"unit": str(entry["unit"]), "variable": str(entry["variable"])}
+            module.fail_json(msg=f"{named} is {number}, required: a port from 1 to 65535")
+        if number in names:
+            module.fail_json(msg=f"{named} and {names[number]} are both {number}; choose two ports")
+        wanted[number], names[number] = {"unit": unit, "variable": variable}, named
     checks = logic.port_checks(wanted, logic.listeners(wanted, params["proc_root"]))
     if params["built"]:
         checks += logic.mount_checks(params["mounts"], params["proc_root"]) + logic.file_checks(params["paths"])

@@ -257,13 +257,32 @@ FULL = {
 }
 
 
+def digests(**given: str) -> dict[str, Any]:
+    return {"goodput_kube_choices": {"digests": given}}
+
+
+DIGESTS = digests(runtime=f"sha256:{'1' * 64}", rdma_device_plugin=f"sha256:{'2' * 64}")
+
+
+def release(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = i.read_yaml(ROOT / f"vars/releases/{name}.yml")["goodput_release_set"]
+    return found
+
+
 @pytest.mark.parametrize(
     ("values", "platform", "profile", "expected"),
     [
         (STOCK, "systemd", "virtual", ["profile", "model", "runtime", "rails"]),
         # Its engine stands in the profile that it inherits from.
         (FULL, "systemd", "virtual-router", ["profile"]),
-        (STOCK, "k3s", "super-recommended", ["model", "rails"]),
+        # Neither release set knows a digest; the RDMA plugin is for a real engine on several nodes.
+        (STOCK, "k3s", "super-recommended", ["digest", "digest", "model", "rails"]),
+        (FULL | DIGESTS, "k3s", "super-recommended", []),
+        (FULL | digests(runtime=f"sha256:{'1' * 64}"), "k3s", "super-recommended", ["digest"]),
+        (FULL | digests(runtime="latest", rdma_device_plugin="sha256:12"), "k3s", "super-recommended", ["digest"] * 2),
+        (FULL | {"goodput_kube_choices": {"digest": {}}}, "k3s", "super-recommended", ["choices"]),
+        (FULL | {"goodput_kube_choices": {"node_port": 80}}, "k3s", "super-recommended", ["choices"]),
+        (STOCK | {"goodput_virtual": True}, "k3s", "virtual", ["digest"]),
         (FULL, "systemd", "super-recommended", []),
         (FULL | {"model_store_models": [{"name": "nano"}]}, "systemd", "super-recommended", ["model"]),
         (FULL | {"runtime_sha256": ""}, "systemd", "super-recommended", ["runtime"]),
@@ -275,7 +294,25 @@ def test_what_a_run_to_the_first_token_will_miss_is_said_at_its_start(
 ) -> None:
     known = i.load_known(ROOT)
     choices = {"goodput_platform": platform, "goodput_profile": profile}
-    found = list(i.missing(site(variables={"spark1": values, "spark2": values}, choices=choices), known, "super"))
+    whole = site(variables={"spark1": values, "spark2": values}, choices=choices)
+    found = list(i.missing(whole, known, "super", release("current")))
     assert [finding.check for finding in found] == expected
     # A consent is asked for again where it matters; rails that are right already need none.
     assert all((finding.severity == "warning") == (finding.check == "rails") for finding in found)
+
+
+def test_one_node_on_kubernetes_needs_no_rdma_plugin() -> None:
+    one = site(nodes=["spark1"], variables={"spark1": FULL}, choices={"goodput_platform": "k3s"})
+    (finding,) = i.missing(one, i.load_known(ROOT), "super", release("article"))
+    assert finding.check == "digest" and "digests.runtime" in finding.found and "goodput_kube_choices" in finding.fix
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_a_release_set_that_does_not_run_on_kubernetes_is_refused_with_it(virtual: bool) -> None:
+    values = FULL | DIGESTS | {"goodput_virtual": virtual}
+    known = i.load_known(ROOT)
+    for platform, expected in (("k3s", ["release"]), ("systemd", [])):
+        choices = {"goodput_platform": platform, "goodput_profile": "super-recommended"}
+        whole = site(variables={"spark1": values, "spark2": values}, choices=choices)
+        found = list(i.missing(whole, known, "super", release("virtual")))
+        assert [finding.check for finding in found] == expected

@@ -28,7 +28,7 @@ def test_a_dry_run_on_clean_hosts_passes(tmp_path: Path) -> None:
     }
     variables |= {"goodput_kube_choices": {"digests": {"runtime": f"sha256:{'1' * 64}"}}}
     # A port that is ours alone, so that whatever runs on this machine is no finding.
-    variables |= {"kube_serving_ports": {"a test": 47113}}
+    variables |= {"kube_serving_ports": [{"port": 47113, "purpose": "a test"}]}
     shared = yaml.safe_load((ROOT / "group_vars/all/00-site.yml").read_text()) | {
         "goodput_profile": "super-recommended"
     }

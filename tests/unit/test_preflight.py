@@ -29,7 +29,11 @@ RELEASE = {
         }
     ],
 }
-PORTS = (p.Port(8000, "the frontend", first_only=True), p.Port(5555, "LMCache requests"))
+PORTS = (
+    p.Port(8000, "the frontend", first_only=True),
+    p.Port(5555, "LMCache requests", variable="ports.lmcache_request in goodput_profile_set"),
+    p.Port(9090, "the worker's metrics"),
+)
 OWN_UNITS = yaml.safe_load((ROOT / "roles/preflight/defaults/main.yml").read_text())["preflight_own_units"]
 ADDRESSES = {"spark1": "192.168.1.21", "spark2": "192.168.1.22"}
 Facts = dict[str, Any]
@@ -309,12 +313,17 @@ def test_ports_of_our_own_units_and_of_the_other_node_are_no_conflict(port: int,
     [
         ("docker-proxy", "docker.service", "`docker ps --filter publish=5555` names the container: docker stop it,"),
         ("python3", "user@1000.service/lab.service", "as the user of user@1000.service: systemctl --user disable"),
-        ("python3", "user@1000.service/vte-spawn-1.scope", "end python3,"),
+        ("python3", "user@1000.service/vte-spawn-1.scope", "end python3, or choose another port with ports.lmcache_"),
     ],
 )
 def test_the_remedy_ends_what_has_the_port_and_no_more(process: str, unit: str, fix: str) -> None:
     (finding,) = judge(listen(5555, process, unit))
     assert finding.fix.startswith(fix)
+
+
+def test_no_variable_is_named_where_none_moves_a_port() -> None:
+    (finding,) = judge(listen(9090, "prometheus", "prometheus.service"))
+    assert finding.fix == "sudo systemctl disable --now prometheus.service"
 
 
 def test_port_of_the_first_node() -> None:

@@ -70,6 +70,9 @@ def test_an_untouched_pair_is_told_at_once_what_else_it_needs(tmp_path: Path) ->
         assert f"✗ {check}" in output
     _status, output = play(tmp_path, hosts, "-e", '{"preflight_accept": ["runtime"]}', playbook="site.yml")
     assert "! runtime" in output
+    # On Kubernetes the image takes the archive's place.
+    _status, output = play(tmp_path, hosts, "-e", "goodput_platform=k3s", playbook="site.yml")
+    assert "✗ digest" in output and "✗ runtime" not in output
     for arguments, playbook in (((), "playbooks/preflight.yml"), (("--tags", "preflight"), "site.yml")):
         _status, output = play(tmp_path, hosts, *arguments, playbook=playbook)
         assert "✗ ssh" in output and "✗ runtime" not in output

@@ -170,11 +170,12 @@ def test_a_port_of_a_pod_is_ours_on_kubernetes() -> None:
         "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-pod1.slice/cri-containerd-2.scope\n"
     )
     assert in_pod == "kubepods" == serving.unit_of("0::/kubepods/besteffort/pod1/2\n")
-    wanted = {9090: {"unit": "kubepods", "variable": "nothing"}}
+    wanted = {9090: {"unit": "kubepods", "variable": ""}}
     held = [serving.Listener("0.0.0.0", 9090, 42, "python3", in_pod)]
     assert failed(serving.port_checks(wanted, held)) == []
     foreign = [serving.Listener("0.0.0.0", 9090, 42, "prometheus", "prometheus.service")]
-    assert failed(serving.port_checks(wanted, foreign)) == ["port 9090"]
+    (check,) = serving.port_checks(wanted, foreign)
+    assert not check["ok"] and check["remedy"] == "stop that process"
 
 
 def test_listeners_sees_a_real_socket() -> None:

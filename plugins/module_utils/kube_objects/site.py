@@ -1,16 +1,30 @@
 # Apache-2.0 (see LICENSE)
-"""A site's nodes as ``kube_objects`` takes them, from what playbooks/kube_nodes.yml registered in this run."""
+"""A site's nodes as ``kube_objects`` takes them, from what playbooks/kube_nodes.yml registered in this run, and the
+ports that a worker takes on them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..kv_plan import files
 from ..kv_plan.checks import PlanInputError
+from ..kv_plan.profile import Lmcache, Profile
+from ..kv_plan.rules import listeners
 from ..rail_plan import rail_plan
+from .serving_objects import SYSTEM_PORT
 
 RAILS = "goodput_rails"
 OTHERS = "goodput_rails_others"
+#: Those of the planner's listeners that are in the worker's pod. Frontend and coordinator have networks of their own.
+ON_HOST = {
+    "kv_events": "the engine's KV events",
+    "lmcache_request": "LMCache requests",
+    "lmcache_http": "LMCache HTTP",
+    "p2p": "LMCache's peers",
+    "others (Mooncake client HTTP)": "Mooncake's client",
+}
 
 
 def nodes_of_site(
@@ -57,3 +71,27 @@ def _answer(hostvars: Mapping[str, Any], nodes: Sequence[str], name: str) -> Map
             if result.get("item") == name:
                 return dict(result)
     return {}
+
+
+def host_ports(profile: Any, chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """TCP ports that a node's worker takes on the network of the host: ``port``, ``purpose``, and the ``variable`` that
+    chooses it, empty if nothing does.
+
+    ``profile`` and ``chosen`` are goodput_profile and goodput_profile_set. Of a refused profile the usual ones. Not
+    among them: ``node_port``, on which kube-proxy opens no socket, and 19090, which the operator declares for NIXL's
+    telemetry and leaves off (NIXL_TELEMETRY_ENABLE=n).
+    """
+    try:
+        known = files.profile_from(files.stated(profile, chosen))
+    except PlanInputError:
+        known = Profile("", lmcache=Lmcache(enabled=True))
+    found = [
+        {
+            "port": port,
+            "purpose": ON_HOST[name],
+            "variable": f"ports.{name} in goodput_profile_set" if " " not in name else "",
+        }
+        for name, port in listeners(known)
+        if name in ON_HOST
+    ]
+    return [*found, {"port": SYSTEM_PORT, "purpose": "the worker's metrics", "variable": ""}]

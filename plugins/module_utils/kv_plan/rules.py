@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from . import device, geometry, l1, memory
 from .checks import GIB, PlanInputError, ceil_div, nearest
-from .profile import AUTO, version_tuple
+from .profile import AUTO, Profile, version_tuple
 from .solve import L1_STEP_BYTES, Context, watermark_millis
 
 Severity = Literal["error", "warning"]
@@ -933,7 +933,7 @@ def _kv026(ctx: Context) -> Iterator[Hit]:
 )
 def _kv027(ctx: Context) -> Iterator[Hit]:
     taken: dict[int, str] = {}
-    for name, port in listeners(ctx):
+    for name, port in listeners(ctx.profile):
         if port in taken:
             yield Hit(
                 f"port {port} for {taken[port]} and {name}",
@@ -1123,15 +1123,15 @@ def _true(value: object) -> bool:
     return str(value).lower() in ("true", "1")
 
 
-def listeners(ctx: Context) -> list[tuple[str, int]]:
-    """(name, port) of everything that listens on the first node, ours first."""
-    ports, lmcache = ctx.profile.ports, ctx.profile.lmcache
+def listeners(profile: Profile) -> list[tuple[str, int]]:
+    """(name, port) of everything that listens on the first node, ours last."""
+    ports, lmcache = profile.ports, profile.lmcache
     ours = [
         ("frontend_http", ports.frontend_http),
         ("frontend_system", ports.frontend_system),
         ("worker_system", ports.worker_system),
     ]
-    if ctx.profile.engine == "vllm" and ctx.profile.router.mode == "kv":
+    if profile.engine == "vllm" and profile.router.mode == "kv":
         ours.append(("kv_events", ports.kv_events))
     if lmcache.enabled:
         ours += [("lmcache_request", ports.lmcache_request), ("lmcache_http", ports.lmcache_http)]
@@ -1141,7 +1141,7 @@ def listeners(ctx: Context) -> list[tuple[str, int]]:
         if lmcache.l2.adapter == "mooncake_store" and _true(lmcache.l2.adapter_extra.get("enable_client_http_server")):
             ours.append(("others (Mooncake client HTTP)", 9300))
     ours += [("others (etcd)", 2379), ("others (etcd peers)", 2380)]
-    theirs = [(f"others.{name}", port) for name, port in sorted(ctx.profile.ports.others.items())]
+    theirs = [(f"others.{name}", port) for name, port in sorted(ports.others.items())]
     # The one who can move is named in the remedy: ours, so theirs come first.
     return theirs + ours
 
