@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError, Version, parse
+from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.inputs import NODE_NAME
+from ansible_collections.goodput.spark.plugins.module_utils.kube_objects.pods import TOLERATIONS
 
 DATA_DIR = "/var/lib/rancher/k3s"
 TOKEN_FILE = "/etc/rancher/k3s/token"
@@ -30,6 +32,8 @@ QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|Ki|Mi|Gi|Ti|M|G|T|%)?")
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+# Key and effect of the hard taints that pods of ours tolerate.
+TOLERATED = [(one["key"], one["effect"]) for one in TOLERATIONS]
 # Keys that the role decides, and what to set instead.
 OWNED = {
     "config": "nothing: the role writes the file that K3s reads",
@@ -87,8 +91,8 @@ class NodeChoice:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def known_keys(keys: Mapping[str, Mapping[str, str]], version: Version) -> Mapping[str, str]:
-    """``key -> "WHERE KIND"`` of the newest list that is not newer than the version.
+def known_keys(keys: Mapping[str, Mapping[str, str]], version: Version) -> tuple[str, Mapping[str, str]]:
+    """The newest list that is not newer than the version: of which minor version it is, and ``key -> "WHERE KIND"``.
 
     :param keys: ``{"1.32": {"node-ip": "both list", "disable": "server list"}}``.
     """
@@ -99,11 +103,16 @@ def known_keys(keys: Mapping[str, Mapping[str, str]], version: Version) -> Mappi
         raise K3sError(
             f"found k3s_version {version}; required: {oldest} or newer, whose keys are known; fix: a newer one"
         )
-    return lists[max(usable)]
+    return ".".join(map(str, max(usable))), lists[max(usable)]
 
 
-def key_problems(config: Mapping[str, Any], known: Mapping[str, str], where: str, variable: str) -> list[str]:
-    """Why K3s would not take these keys. K3s itself only warns about a misspelt key and goes on without it."""
+def key_problems(
+    config: Mapping[str, Any], known: Mapping[str, str], where: str, variable: str, minor: str
+) -> list[str]:
+    """Why K3s would not take these keys. K3s itself only warns about a misspelt key and goes on without it.
+
+    :param minor: of which minor version ``known`` is.
+    """
     problems = []
     for name, value in config.items():
         key = str(name).removesuffix("+")
@@ -115,7 +124,7 @@ def key_problems(config: Mapping[str, Any], known: Mapping[str, str], where: str
         if key not in known:
             near = next(iter(difflib.get_close_matches(key, known, n=1, cutoff=0.6)), "")
             problems.append(
-                f"found {name} in {variable}; required: a key of K3s's command line; fix: "
+                f"found {name} in {variable}; required: a key of K3s's command line as of {minor}; fix: "
                 + (f"correct it to {near}" if near else "remove it")
             )
             continue
@@ -129,7 +138,13 @@ def key_problems(config: Mapping[str, Any], known: Mapping[str, str], where: str
     return problems
 
 
-WORDS = {"value": "one text or number", "list": "a list", "flag": "true or false", "int": "an integer"}
+WORDS = {
+    "value": "one text or number",
+    "values": "one text, or a list",
+    "list": "a list",
+    "flag": "true or false",
+    "int": "an integer",
+}
 
 
 def kind_fits(value: Any, kind: str) -> bool:
@@ -137,7 +152,7 @@ def kind_fits(value: Any, kind: str) -> bool:
         return isinstance(value, bool)
     if kind == "int":
         return isinstance(value, int) and not isinstance(value, bool)
-    if kind == "list":
+    if kind == "list" or (kind == "values" and isinstance(value, list)):
         return isinstance(value, list) and all(isinstance(item, str | int) for item in value)
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
@@ -149,13 +164,18 @@ def choice_problems(choices: Choices) -> list[str]:
         problems.append(
             f"found k3s_server_node {choices.server!r}; required: one of {', '.join(choices.nodes)}; fix: name a node"
         )
+    problems += [
+        f"found node name {name} in k3s_nodes; required: lower case letters, digits, '-' and '.', at most 63, as "
+        f"Kubernetes wants it; fix: rename the host in the inventory"
+        for name in choices.nodes
+        if not NODE_NAME.match(name)
+    ]
     try:
-        version = parse(choices.version)
-        known = known_keys(choices.keys, version)
+        minor, known = known_keys(choices.keys, parse(choices.version))
     except K3sError as error:
         return [*problems, str(error)]
-    problems += key_problems(choices.config, known, "agent", "k3s_config")
-    problems += key_problems(choices.server_config, known, "server", "k3s_server_config")
+    problems += key_problems(choices.config, known, "agent", "k3s_config", minor)
+    problems += key_problems(choices.server_config, known, "server", "k3s_server_config", minor)
     problems += [
         f"found {key} in k3s_config and k3s_server_config; required: one place; fix: remove one"
         for key in sorted(set(choices.config) & set(choices.server_config))
@@ -174,7 +194,29 @@ def choice_problems(choices: Choices) -> list[str]:
                 f"found taint {taint!r} in k3s_node_taints; required: KEY=VALUE:EFFECT with one of "
                 f"{', '.join(TAINT_EFFECTS)}; fix: correct it"
             )
+        elif effect != "PreferNoSchedule" and (key, effect) not in TOLERATED:
+            # Nor does K3s's CoreDNS tolerate most others (k3s-io/k3s manifests/coredns.yaml@a3961a389).
+            problems.append(
+                f"found taint {taint} in k3s_node_taints; required: PreferNoSchedule or "
+                f"{' or '.join(':'.join(pair) for pair in TOLERATED)}, because every node gets it and what serves "
+                f"tolerates no other; fix: remove it, or taint one node: k3s kubectl taint node"
+            )
     return problems
+
+
+def choice_warnings(choices: Choices) -> list[str]:
+    """What was judged with less than this version's own list."""
+    try:
+        version = parse(choices.version)
+        minor, _known = known_keys(choices.keys, version)
+    except K3sError:
+        return []
+    if not (choices.config or choices.server_config) or minor == f"{version.major}.{version.minor}":
+        return []
+    return [
+        f"found no list of the keys of {version}; required: that of its minor version (k3s_config and "
+        f"k3s_server_config were compared with that of {minor}); fix: look for their keys in `k3s server --help`"
+    ]
 
 
 def labels_of(choices: Choices, node: NodeChoice) -> dict[str, str]:

@@ -265,6 +265,7 @@ def evaluate(
         former_kubeconfig, config.server_url(server, choices.api_port), bounds.kubeconfig
     )
     findings = [Finding("all", "input", *split_refusal(text)) for text in refusals]
+    findings += [Finding("all", "input", *split_refusal(text), WARNING) for text in config.choice_warnings(choices)]
     ports = [
         Port(choices.api_port, "the Kubernetes API", first_only=True),
         Port(6444, "the agent's way to the API"),

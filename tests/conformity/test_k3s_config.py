@@ -72,9 +72,14 @@ def choices(**changes: Any) -> c.Choices:
         "disable": ["traefik", "servicelb"],
         "volumes_path": "/srv/goodput/volumes",
         "labels": {"site": "lab"},
-        "taints": ["dedicated=serving:NoSchedule"],
+        "taints": ["dedicated=serving:PreferNoSchedule"],
         "config": {"snapshotter": "overlayfs", "kubelet-arg": ["v=2"], "protect-kernel-defaults": False},
-        "server_config": {"tls-san": ["k3s.example"], "cluster-domain": "cluster.local"},
+        "server_config": {
+            "tls-san": ["k3s.example"],
+            "cluster-domain": "cluster.local",
+            "cluster-cidr": "10.42.0.0/16",
+            "service-cidr": ["10.43.0.0/16"],
+        },
     }
     return c.Choices(**{**given, **changes})
 
@@ -82,6 +87,7 @@ def choices(**changes: Any) -> c.Choices:
 @pytest.mark.parametrize(("number", "side"), [(2, "server"), (1, "agent")])
 def test_what_the_role_writes_is_accepted(program: Path, number: int, side: str) -> None:
     node = c.NodeChoice(f"spark{number}", f"10.0.0.{number}", "enP7s7", True)
+    assert c.choice_problems(choices()) == []
     assert ACCEPTED in said(program, side, c.node_config(choices(), node, "10.0.0.2"))
 
 
@@ -101,16 +107,16 @@ def test_a_server_s_key_is_refused_for_an_agent_by_both(program: Path) -> None:
 
 def test_both_know_the_same_keys(program: Path) -> None:
     """Each key of our list is one of the program's, or one that it does not have because it has no such part."""
-    known = c.known_keys(KEYS, c.parse("v1.36.4+k3s1"))
+    _minor, known = c.known_keys(KEYS, c.parse("v1.36.4+k3s1"))
     for side in ("server", "agent"):
         done = subprocess.run([str(program), side, "--help"], capture_output=True, text=True, check=True)
         theirs = {line.split()[0].removeprefix("--") for line in done.stdout.splitlines() if line.startswith("  --")}
         ours = {key for key, entry in known.items() if side == "server" or entry.startswith("both")}
-        # It has options that K3s hides from its help, and lacks embedded etcd, external datastores and runtimes.
+        # It has options that K3s hides from its help, and lacks embedded etcd, external datastores, runtimes and Helm.
         assert theirs - ours <= {"disable-agent"}, side
         lacking = ours - theirs
         assert all(
             key.startswith(("etcd-", "datastore-", "vpn-", "image-service", "container-runtime", "cluster-reset"))
-            or key in {"docker", "rootless", "advertise-port", "bind-address"}
+            or key in {"docker", "rootless", "advertise-port", "bind-address", "helm-controller-arg"}
             for key in lacking
         ), lacking

@@ -57,9 +57,9 @@ def test_server_and_agents_differ_only_where_they_must() -> None:
 
 
 def test_every_key_that_the_role_writes_is_one_that_the_version_knows() -> None:
-    known = c.known_keys(KEYS, r.parse("v1.36.4+k3s1"))
+    _minor, known = c.known_keys(KEYS, r.parse("v1.36.4+k3s1"))
     for number in (1, 2):
-        for key in c.node_config(choices(taints=["a=b:NoSchedule"], labels={"x": "y"}), node(number), "10.0.0.2"):
+        for key in c.node_config(choices(taints=["a=b:PreferNoSchedule"], labels={"x": "y"}), node(number), "10.0.0.2"):
             assert key in known and (number == 2 or known[key].startswith("both")), key
     assert set(c.OWNED) <= set(known)
     assert {entry.split()[1] for entry in known.values()} <= set(c.WORDS)
@@ -67,7 +67,7 @@ def test_every_key_that_the_role_writes_is_one_that_the_version_knows() -> None:
 
 def test_more_keys_reach_the_nodes_they_are_for() -> None:
     chosen = choices(config={"snapshotter": "native"}, server_config={"tls-san": ["k3s.example"]})
-    assert c.choice_problems(chosen) == []
+    assert c.choice_problems(chosen) == c.choice_warnings(chosen) == []
     assert c.node_config(chosen, node(2), "10.0.0.2")["tls-san"] == ["k3s.example"]
     agent = c.node_config(chosen, node(1), "10.0.0.2")
     assert agent["snapshotter"] == "native" and "tls-san" not in agent
@@ -77,7 +77,14 @@ def test_more_keys_reach_the_nodes_they_are_for() -> None:
     ("changes", "words"),
     [
         ({"config": {"kublet-arg": ["v=2"]}}, "correct it to kubelet-arg"),
-        ({"config": {"frobnicate": 1}}, "found frobnicate in k3s_config; required: a key of K3s's command line"),
+        (
+            {"config": {"frobnicate": 1}},
+            "found frobnicate in k3s_config; required: a key of K3s's command line as of 1.36",
+        ),
+        # Known from 1.37 and from 1.36 on.
+        ({"server_config": {"write-kubeconfig-name": "x"}}, "command line as of 1.36"),
+        ({"version": "v1.35.2+k3s1", "server_config": {"helm-controller-arg": ["v=2"]}}, "command line as of 1.32"),
+        ({"server_config": {"service-cidr": {"v4": "10.43.0.0/16"}}}, "required: one text, or a list"),
         ({"config": {"tls-san": ["x"]}}, "keys that agents know; fix: move it to k3s_server_config"),
         ({"config": {"kubelet-arg": "v=2"}}, "found kubelet-arg: 'v=2' in k3s_config; required: a list"),
         ({"config": {"debug": "yes"}}, "required: true or false"),
@@ -93,6 +100,15 @@ def test_more_keys_reach_the_nodes_they_are_for() -> None:
         ({"labels": {"gpu": True}}, "found label gpu=True"),
         ({"taints": ["dedicated"]}, "required: KEY=VALUE:EFFECT"),
         ({"taints": ["dedicated=x:Sometimes"]}, "NoSchedule, PreferNoSchedule, NoExecute"),
+        (
+            {"taints": ["dedicated=x:NoSchedule"]},
+            "or node-role.kubernetes.io/control-plane:NoSchedule, because every node",
+        ),
+        (
+            {"taints": ["node-role.kubernetes.io/control-plane:NoExecute"]},
+            "what serves tolerates no other; fix: remove it",
+        ),
+        ({"nodes": ["Spark_1", "spark2"]}, "found node name Spark_1 in k3s_nodes; required: lower case letters"),
     ],
 )
 def test_bad_input_is_one_line_with_its_remedy(changes: dict[str, Any], words: str) -> None:
@@ -101,10 +117,42 @@ def test_bad_input_is_one_line_with_its_remedy(changes: dict[str, Any], words: s
     assert problems[0].startswith("found ") and "; required: " in problems[0] and "; fix: " in problems[0]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "server_config": {
+                "helm-controller-arg": ["v=2"],
+                "etcd-s3-retention": 3,
+                "etcd-snapshot-reconcile-interval": "5m",
+            }
+        },
+        {"server_config": {"cluster-cidr": "10.42.0.0/16", "service-cidr": ["10.43.0.0/16", "fd00:43::/112"]}},
+        {"taints": ["a=b:PreferNoSchedule", "node-role.kubernetes.io/control-plane=true:NoSchedule"]},
+        {"nodes": ["spark1.example", "spark2"]},
+    ],
+)
+def test_what_k3s_takes_is_not_refused(changes: dict[str, Any]) -> None:
+    assert c.choice_problems(choices(**changes)) == []
+
+
 def test_the_newest_list_that_is_old_enough_counts() -> None:
     lists = {"1.32": {"old": "both value"}, "1.40": {"new": "both value"}}
-    assert "old" in c.known_keys(lists, r.parse("v1.39.0+k3s1"))
-    assert "new" in c.known_keys(lists, r.parse("v1.41.0+k3s1"))
+    assert c.known_keys(lists, r.parse("v1.39.0+k3s1")) == ("1.32", lists["1.32"])
+    assert c.known_keys(lists, r.parse("v1.41.0+k3s1")) == ("1.40", lists["1.40"])
+
+
+def test_a_version_without_a_list_of_its_own_says_with_which_it_was_compared() -> None:
+    (warning,) = c.choice_warnings(choices(version="v1.38.1+k3s1", config={"debug": True}))
+    assert "found no list of the keys of v1.38.1+k3s1" in warning and "that of 1.36); fix: look" in warning
+    # Nothing of a person's was compared.
+    assert c.choice_warnings(choices(version="v1.38.1+k3s1")) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "vars/releases").glob("*.yml")), ids=lambda path: path.stem)
+def test_the_version_of_every_release_set_has_a_list_of_its_own(path: Path) -> None:
+    version = r.parse(yaml.safe_load(path.read_text())["goodput_release_set"]["k3s"]["version"])
+    assert c.known_keys(KEYS, version)[0] == f"{version.major}.{version.minor}"
 
 
 def plan(**lines: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import yaml
 from ansible_collections.goodput.spark.plugins.filter import k3s as filters
 from ansible_collections.goodput.spark.plugins.module_utils import k3s_config as c
 from ansible_collections.goodput.spark.plugins.module_utils import k3s_preflight as p
-from ansible_collections.goodput.spark.plugins.module_utils.preflight import ERROR, Report
+from ansible_collections.goodput.spark.plugins.module_utils.preflight import ERROR, WARNING, Report
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = yaml.safe_load((ROOT / "roles/k3s/vars/config_keys.yml").read_text())["__k3s_config_keys"]
@@ -255,6 +255,12 @@ def test_inputs_and_a_foreign_kubeconfig_are_in_the_same_table() -> None:
     assert len(found) == 2
     assert "all: input: found kublet-arg in k3s_config" in found[0]
     assert "found /here/kubeconfig with work at https://k.example:6443" in found[1]
+
+
+def test_keys_compared_with_an_older_list_are_a_warning_in_the_table() -> None:
+    given = {"nodes": [], "server": "spark2", "version": "v1.38.1+k3s1", "keys": KEYS, "config": {"debug": True}}
+    found = [one for one in p.evaluate([], c.Choices(**given), p.Bounds()) if "list of the keys" in one.found]
+    assert [(one.check, one.severity) for one in found] == [("input", WARNING)] and "that of 1.36" in found[0].required
 
 
 # ---- through the filters, as the role calls them
