@@ -4,8 +4,8 @@
 An image is known by its digest alone. Pods name it NAME@DIGEST and never pull, so exactly that reference must be on
 each node; a tag would be somebody's promise. Standard library only.
 
-Measured with containerd 2.4: ``import --base-name NAME --digests`` makes NAME@DIGEST, unless the archive names a tag of
-its own, which then is the only reference.
+Measured with containerd 2.4: ``import --base-name NAME --digests`` makes NAME@DIGEST of what the archive's own index
+names, unless that has a tag, which then is the only reference to it. No command makes one of an image inside an index.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ NAMES = "/var/lib/goodput/runtime_image_names.json"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\.[a-z0-9.-]+(/[a-z0-9][a-z0-9._-]*)+\Z")
 INDEX = "index.json"
+#: BuildKit's mark of a manifest that says how an image was made (its docs/attestations/attestation-storage.md).
+ATTESTATION = ("vnd.docker.reference.type", "attestation-manifest")
 MODEL = "runtime-image"
 # A look, then 23 GB that are read, hashed and unpacked.
 LOOK_SECONDS, IMPORT_SECONDS = 120.0, 3600.0
@@ -63,11 +65,13 @@ def checked(name: str, digest: str) -> str:
 
 @dataclass(frozen=True)
 class Archive:
-    """An OCI archive: of each image digest in it, the platforms (``linux/arm64``); the size of the file."""
+    """An OCI archive: of each digest that an import makes a reference of, the platforms (``linux/arm64``); of each
+    image inside an index, that index; the size of the file."""
 
     path: str
     size_bytes: int
     images: Mapping[str, tuple[str, ...]]
+    inside: Mapping[str, str]
 
     def as_model(self, digest: str, sha256: str) -> dict[str, Any]:
         """The manifest by which model_place, model_share and model_fetch copy it."""
@@ -100,36 +104,54 @@ def read_archive(path: str) -> Archive:
                 assert stream is not None
                 return json.loads(stream.read())
 
-            images = dict(_images(blob, blob(INDEX)["manifests"]))
+            images: dict[str, tuple[str, ...]] = {}
+            inside: dict[str, str] = {}
+            for descriptor in blob(INDEX)["manifests"]:
+                digest, found = str(descriptor["digest"]), dict(_images(blob, descriptor, members))
+                platforms = tuple(dict.fromkeys(found.values()))
+                if platforms:
+                    images[digest] = platforms
+                inside |= {one: digest for one in found if one != digest}
     except tarfile.TarError as error:
         raise ImageError(f"{path} ({error})", "a whole, uncompressed tar", make) from error
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ImageError):
             raise
         raise ImageError(f"{path} with a broken index ({error!r})", "an OCI archive", make) from error
-    return Archive(path, size, images)
+    return Archive(path, size, images, inside)
 
 
-def _images(blob: Any, descriptors: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(digest, platforms) of each descriptor, and of those inside an index."""
-    for descriptor in descriptors:
-        digest = str(descriptor["digest"])
-        content = blob(f"blobs/sha256/{digest.removeprefix('sha256:')}")
-        if "manifests" in content:
-            inner = list(_images(blob, content["manifests"]))
-            yield digest, tuple(dict.fromkeys(platform for _, platforms in inner for platform in platforms))
-            yield from inner
-        elif "config" in content:
-            config = blob(f"blobs/sha256/{content['config']['digest'].removeprefix('sha256:')}")
-            # Attestations have a configuration, too, of no platform.
-            if config.get("architecture"):
-                yield digest, (f"{config.get('os', 'linux')}/{config['architecture']}",)
+def _file(descriptor: Mapping[str, Any]) -> str:
+    return f"blobs/sha256/{str(descriptor['digest']).removeprefix('sha256:')}"
+
+
+def _images(blob: Any, descriptor: Mapping[str, Any], members: Container[str]) -> Iterator[tuple[str, str]]:
+    """(digest, platform) of an image, or of those inside an index."""
+    key, value = ATTESTATION
+    if (descriptor.get("annotations") or {}).get(key) == value:
+        return
+    content = blob(_file(descriptor))
+    for one in content.get("manifests", []):
+        # `docker save` leaves out what was not pulled of an index, which an import does not ask for either.
+        if _file(one) in members:
+            yield from _images(blob, one, members)
+    if "config" in content:
+        config = blob(_file(content["config"]))
+        # An attestation without the mark has a configuration, too, of no platform.
+        if config.get("architecture", "unknown") != "unknown":
+            yield str(descriptor["digest"]), f"{config.get('os', 'linux')}/{config['architecture']}"
 
 
 def archive_problem(archive: Archive, digest: str, platform: str) -> str:
     """Why this archive can not bring the image; empty if it can."""
     platforms = archive.images.get(digest)
     held = ", ".join(f"{found} ({'/'.join(names)})" for found, names in archive.images.items()) or "no image"
+    if digest in archive.inside and platforms is None:
+        top = archive.inside[digest]
+        return (
+            f"found {digest} in {archive.path} only inside the index {top}; required: a digest that the import makes a "
+            f"reference of; fix: name {top} in goodput_kube_choices.digests.runtime"
+        )
     if platforms is None:
         fix = "name the right archive in runtime_image_archive, or its digest in goodput_kube_choices.digests.runtime"
         return f"found {archive.path} with {held}; required: {digest}; fix: {fix}"

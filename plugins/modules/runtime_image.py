@@ -93,7 +93,7 @@ manifest:
   type: dict
   returned: always
 images:
-  description: With V(archive), the platforms of each image in it, by digest.
+  description: With V(archive), the platforms of each digest that an import makes a reference of.
   type: dict
   returned: always
 problem:

@@ -266,22 +266,33 @@ def test_crds_go_last(kubectl: Kubectl, placer: k3s_objects.Placer, objects: lis
 
 
 @pytest.mark.parametrize(
-    ("tag", "nested"),
-    [("", False), ("1.5.1", False), (f"{NAME}:9", False), ("", True)],
-    ids=["plain", "tag", "name", "index"],
+    ("tag", "nested", "saved"),
+    [
+        ("", False, False),
+        ("1.5.1", False, False),
+        (f"{NAME}:9", False, False),
+        ("", True, False),
+        (f"{NAME}:9", True, True),
+    ],
+    ids=["plain", "tag", "name", "index", "docker save"],
 )
-def test_an_archive_becomes_the_reference_that_pods_name(tag: str, nested: bool) -> None:
+def test_an_archive_becomes_the_reference_that_pods_name(tag: str, nested: bool, saved: bool) -> None:
     # A socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
             with containerd(folder) as ctr:
                 node = runtime_image.Containerd(program=ctr)
-                digests = oci.write(
-                    folder / "image.tar", "amd64", *(["arm64"] if nested else []), tag=tag, nested=nested
-                )
-                assert digests[0] in runtime_image.read_archive(str(folder / "image.tar")).images
+                machines = ["amd64", "arm64"] if nested and not saved else ["amd64"]
+                digests = oci.write(folder / "image.tar", *machines, tag=tag, nested=nested, saved=saved)
+                archive = runtime_image.read_archive(str(folder / "image.tar"))
+                assert runtime_image.archive_problem(archive, digests[0], "linux/amd64") == ""
                 assert not runtime_image.present(node.images(), NAME, digests[0])
+                # What is refused before 23 GB are copied could not be brought either.
+                for inner in digests[1:]:
+                    assert f"name {digests[0]}" in runtime_image.archive_problem(archive, inner, "linux/amd64")
+                    with pytest.raises(runtime_image.ImageError, match=f"no image {inner} after the import"):
+                        node.bring(str(folder / "image.tar"), NAME, inner)
                 node.bring(str(folder / "image.tar"), NAME, digests[0])
                 rows = runtime_image.image_checks("spark1", node.images(), NAME, digests[0], "linux/amd64")
                 assert serving.reason(rows) == ""

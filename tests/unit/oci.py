@@ -46,12 +46,32 @@ def image(tar: tarfile.TarFile, architecture: str, text: bytes) -> dict[str, Any
     return _blob(tar, json.dumps(manifest).encode(), MANIFEST)
 
 
-def write(path: Path, *architectures: str, tag: str = "", nested: bool = False, text: bytes = b"hi") -> list[str]:
-    """The digests in the archive: of the index first if ``nested``, then of one image an architecture."""
+def attestations(tar: tarfile.TarFile) -> list[dict[str, Any]]:
+    """What BuildKit puts into an index beside an image: of no platform, with a configuration or without."""
+    empty = {"mediaType": "application/vnd.oci.empty.v1+json", "size": 2, "data": "e30="}
+    empty["digest"] = f"sha256:{hashlib.sha256(b'{}').hexdigest()}"
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": empty, "layers": []}
+    marked = _blob(tar, json.dumps(manifest).encode(), MANIFEST)
+    marked["annotations"] = {"vnd.docker.reference.type": "attestation-manifest"}
+    nothing = {"platform": {"architecture": "unknown", "os": "unknown"}}
+    return [image(tar, "unknown", b"{}") | nothing, marked | nothing]
+
+
+def write(
+    path: Path, *architectures: str, tag: str = "", nested: bool = False, saved: bool = False, text: bytes = b"hi"
+) -> list[str]:
+    """The digests in the archive: of the index first if ``nested``, then of one image an architecture.
+
+    :param saved: the index is as `docker save` writes it: with attestations, and one image that was not pulled.
+    """
     with tarfile.open(path, "w") as tar:
         _add(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
         held = [image(tar, name, text) for name in architectures]
         digests = [item["digest"] for item in held]
+        if saved:
+            other = {"architecture": "s390x", "os": "linux"}
+            absent = {"mediaType": MANIFEST, "digest": f"sha256:{'c' * 64}", "size": 500, "platform": other}
+            held += [*attestations(tar), absent]
         if nested:
             held = [_blob(tar, json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": held}).encode(), INDEX)]
             digests.insert(0, held[0]["digest"])

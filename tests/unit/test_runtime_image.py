@@ -68,8 +68,19 @@ def test_an_archive_says_which_images_it_holds_and_for_what(tmp_path: Path) -> N
     assert archive.images == {digest: ("linux/arm64",)}
     assert r.archive_problem(archive, digest, "linux/arm64") == ""
     index, first, second = oci.write(tmp_path / "both.tar", "arm64", "amd64", nested=True)
-    both = r.read_archive(str(tmp_path / "both.tar")).images
-    assert both == {index: ("linux/arm64", "linux/amd64"), first: ("linux/arm64",), second: ("linux/amd64",)}
+    both = r.read_archive(str(tmp_path / "both.tar"))
+    assert both.images == {index: ("linux/arm64", "linux/amd64")} and both.inside == {first: index, second: index}
+
+
+def test_a_digest_that_no_import_makes_a_reference_of_is_refused_with_the_one_to_name(tmp_path: Path) -> None:
+    index, inner = oci.write(tmp_path / "image.tar", "arm64", nested=True, saved=True)
+    archive = r.read_archive(str(tmp_path / "image.tar"))
+    assert archive.images == {index: ("linux/arm64",)} and archive.inside == {inner: index}
+    assert r.archive_problem(archive, index, "linux/arm64") == ""
+    said = r.archive_problem(archive, inner, "linux/arm64")
+    assert f"found {inner} in" in said and f"inside the index {index}; required" in said and f"name {index} in" in said
+    # Listed in the index, and not there.
+    assert "for linux/arm64; required: linux/s390x" in r.archive_problem(archive, index, "linux/s390x")
 
 
 def test_another_image_and_another_architecture_are_refused_with_both_named(tmp_path: Path) -> None:
@@ -299,6 +310,8 @@ def test_the_recipe_takes_nothing_as_the_newest_and_asserts() -> None:
     assert "latest" not in text and "FROM ${BASE}\n" in text and '"lmcache==${LMCACHE}"' in text
     assert "--only-binary :all:" in text and "--no-deps" in text
     assert re.search(r"RUN python3 /tmp/assert_image.py .*ai-dynamo==\$\{DYNAMO\}", text)
+    tasks = {task["name"]: task for task in yaml.safe_load((FILES.parent / "tasks/build.yml").read_text())}
+    assert tasks["build | Build"]["environment"] == {"BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
 
 
 def test_the_recipes_assertions_end_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
