@@ -15,9 +15,8 @@ import yaml
 from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import kube_objects
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import files, rules
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan.planner import make_plan
-from kube_pods import DIGESTS, RELEASES, Object, one, release, site
+from kube_pods import DIGESTS, RELEASES, SITES, Object, one, release, site
 from kube_server import PATHS, KubeApi, Missing, data
-from serving_units import SIZES
 
 #: The release set's chart, and the nearest one whose CRDs and values we have.
 CRDS = {"current": "1.5.0", "article": "1.2.0"}
@@ -38,9 +37,8 @@ def rendered(profile: str, name: str, size: int) -> list[Object]:
 
 
 def every(name: str) -> Iterator[tuple[str, list[Object]]]:
-    for profile in files.names_in(files.PROFILES):
-        for size in SIZES:
-            yield f"{profile}, {name}, {size} nodes", rendered(profile, name, size)
+    for profile, size in SITES:
+        yield f"{profile}, {name}, {size} nodes", rendered(profile, name, size)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def test_every_object_is_accepted(api: KubeApi, name: str) -> None:
     total, seconds = sum(count.values()), time.monotonic() - began
     kinds = ", ".join(f"{number} {kind}" for kind, number in count.items() if number)
     print(f"\n{name}: {total} objects of {sets} sets accepted in {seconds:.1f} s ({kinds}); CRDs {CRDS[name]}")
-    assert sets == len(files.names_in(files.PROFILES)) * len(SIZES) and total >= 3 * sets
+    assert sets == len(SITES) and total >= 3 * sets
 
 
 def plant_in_worker(graph: Object) -> None:
