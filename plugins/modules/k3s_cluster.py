@@ -22,7 +22,8 @@ description:
     resource and amount (a number, or C(>0)).
   - V(probed) runs a pod on each of these nodes that asks for one of each rail, but not for the GPU, which may serve. It
     looks what it can open and lock, and takes it away. With O(versions) it asks what is in O(image) instead,
-    C(lmcache.cuda_ops), C(nixl), versions, and the O(devices) that UCX lists.
+    C(lmcache.cuda_ops), C(nixl), versions, and the O(devices) that UCX lists; an image without C(ucx_info) can not be
+    asked for those, which is a warning.
   - V(recreated) deletes the pods of O(pod_uids) whose controller makes them again, and names the others.
 options:
   state:
@@ -48,7 +49,7 @@ options:
     type: dict
     default: {}
   devices:
-    description: With O(versions), RDMA devices that UCX must list in the image.
+    description: With O(versions), RDMA devices that C(ucx_info) must list in the image, if it is there.
     type: list
     elements: str
     default: []
@@ -221,6 +222,8 @@ def main() -> None:
                 ]
     except K3sError as error:
         module.fail_json(msg=str(error), state="failed", reason=str(error), **result)
+    for text in runtime_image.not_asked(result["checks"]):
+        module.warn(text)
     reason = serving.reason(result["checks"])
     if reason:
         module.fail_json(msg=reason, state="failed", reason=reason, **result)

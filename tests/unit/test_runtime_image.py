@@ -9,6 +9,8 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from ansible_collections.goodput.spark.plugins.modules import runtime_image as m
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "roles/runtime_image/files"
 NAME = "goodput.local/x"
-CONTAINERD = r.Containerd
+CONTAINERD, KUBECTL = r.Containerd, k3s_cluster.Kubectl
 A, B = (f"sha256:{letter * 64}" for letter in "ab")
 HEAD = "REF TYPE DIGEST SIZE PLATFORMS LABELS \n"
 
@@ -296,6 +298,62 @@ def test_what_an_image_lacks_is_one_row(old: str, new: str, words: str) -> None:
     assert words in said and said.count("\n") == 0
 
 
+TCP = "#      Transport: tcp\n#         Device: lo"
+RDMA = "".join(f"\n#      Transport: rc_mlx5\n#         Device: {device}:1" for device in RAILS)
+
+
+def asked(folder: Path, program: str, path: Path) -> serving.Check:
+    """The row about UCX, of what the probe says in an "image" whose only programs are in ``folder``."""
+    if program:
+        (folder / "ucx_info").write_text(f"#!/bin/sh\n{program}\n")
+        (folder / "ucx_info").chmod(0o755)
+    probe = [sys.executable, "-c", r.PROBE.replace("/usr/local/ucx/bin", str(folder))]
+    said = subprocess.run(probe, capture_output=True, text=True, env={"PATH": str(path)}, check=True).stdout
+    assert said.endswith("\nend\n")
+    (found,) = [row for row in r.probe_checks("spark1", said, {}, RAILS) if "UCX" in row["check"]]
+    return found
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["on PATH", "in /usr/local/ucx"])
+@pytest.mark.parametrize(
+    ("program", "ok", "found"),
+    [
+        (f"[ $1 = -d ] && echo '{TCP}{RDMA}'", True, "lo, roceP2p1s0f0, rocep1s0f0"),
+        (f"[ $1 = -d ] && echo '{TCP}'", False, "lo"),
+        # A program that can not run is not one that is absent.
+        ("exit 1", False, "none"),
+    ],
+)
+def test_a_ucx_that_can_be_asked_must_list_the_rails(
+    tmp_path: Path, beside: bool, program: str, ok: bool, found: str
+) -> None:
+    said = asked(tmp_path, program, tmp_path / "empty" if beside else tmp_path)
+    assert (said["ok"], said["found"]) == (ok, found)
+    assert ok or "UCX without RDMA takes TCP in silence" in serving.reason([said])
+
+
+def probed(said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> str:
+    """What the module says of a pod that printed this, and ends well."""
+    monkeypatch.setattr(
+        k3s_cluster, "Kubectl", lambda: KUBECTL(run=lambda argv, **_: (0, said if "logs" in argv else "", ""))
+    )
+    given = {"nodes": {"spark1": {}}, "image": f"{NAME}@{A}", "versions": VERSIONS, "devices": RAILS}
+    with patch_module_args({"state": "probed", **given}), pytest.raises(SystemExit) as ended:
+        cluster_module.main()
+    assert ended.value.code == 0
+    return str(capsys.readouterr().out)
+
+
+def test_a_ucx_that_can_not_be_asked_is_no_fault_and_a_person_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    said = asked(tmp_path, "", tmp_path)
+    assert said["ok"] and said["found"] == "no ucx_info in the image, not asked"
+    unproven = "NIXL's own UCX uses them is not proven"
+    assert unproven not in probed(SAID, monkeypatch, capsys)
+    assert unproven in probed(re.sub("^device .*", "no ucx_info", SAID, flags=re.M), monkeypatch, capsys)
+
+
 def test_the_question_needs_no_free_gpu() -> None:
     question = cluster_module.question(VERSIONS, RAILS)
     spec = k3s_cluster.probe_pod("spark1", f"{NAME}@{A}", ["rdma/rail0", "rdma/rail1"], question)["spec"]
@@ -325,5 +383,9 @@ def test_the_recipes_assertions_end_a_build(tmp_path: Path, monkeypatch: pytest.
     spec.loader.exec_module(built)
     said = "\n".join(built.problems([f"pyyaml=={yaml.__version__}", "pytest==0.1", "nothing==1"]))
     assert "lmcache server" not in said and "found `lmcache coordinator --help`: no module aiofile; required" in said
-    assert "no lmcache.cuda_ops" in said and "no nixl" in said and "no ucx_info" in said
+    assert "no lmcache.cuda_ops" in said and "no nixl" in said and "ucx_info" not in said
+    # Dynamo's CUDA image has none: that ends no build, but is said.
+    assert "no ucx_info in the image" in built.note()
+    (tmp_path / "lmcache").rename(tmp_path / "ucx_info")
+    assert built.note() == ""
     assert "found pytest" in said and "required: 0.1" in said and "found nothing none" in said and "pyyaml" not in said
