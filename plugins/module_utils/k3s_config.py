@@ -268,8 +268,9 @@ def rounded_mib(size_bytes: float) -> int:
 def reservations(plan: Mapping[str, Any], node: str) -> dict[str, str]:
     """What the kubelet keeps for others, from the plan's budget: ``system``, ``kube``, ``eviction`` as quantities.
 
-    The kubelet evicts late, at a quarter of the plan's reserve: GPU memory comes out of the same MemAvailable, and an
-    arrangement that keeps to its plan leaves the whole reserve free.
+    The kubelet evicts late, at a quarter of the plan's reserve: an arrangement that keeps to its plan leaves it free.
+    That helps against ordinary processes alone. The kubelet counts ``anon`` and ``file`` of the root cgroup
+    (opencontainers/cgroups fs2/memory.go), and CUDA memory is neither.
 
     :raises K3sError: the plan does not have this node.
     """
@@ -311,8 +312,8 @@ def kubelet_config(
                 )
     if "memory.available" not in eviction:
         raise K3sError(
-            "found k3s_eviction_hard without memory.available; required: it, because K3s's own defaults watch only "
-            "disks and a GB10 freezes rather than kills; fix: add it, for example 1024Mi"
+            "found k3s_eviction_hard without memory.available; required: it, against ordinary processes that take "
+            "memory (CUDA's it does not see); K3s's own defaults watch only disks; fix: add it, for example 1024Mi"
         )
     if not 0 < image_gc_low_percent < image_gc_high_percent <= 100:
         raise K3sError(
