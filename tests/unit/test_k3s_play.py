@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ PLAN = {
 
 
 WRITES = [f"__k3s_{name}" for name in ("placed_binary", "placed_images", "placed_archives")]
-WRITES += [f"__k3s_wrote_{name}" for name in ("config", "kubelet", "unit", "dropin")]
+WRITES += [f"__k3s_wrote_{name}" for name in ("config", "kubelet", "unit", "dropin", "token")]
 
 
 def render(folder: Path, seen: dict[str, Any] | None = None, wrote: str = "", **extra: Any) -> dict[str, Any]:
@@ -40,7 +41,8 @@ def render(folder: Path, seen: dict[str, Any] | None = None, wrote: str = "", **
             "goodput_management_address": f"10.0.0.{number}",
             "__k3s_facts": {"node": facts(number)},
             "__k3s_probe": {**probe(number), **(seen or {})},
-            **{name: {"changed": name == wrote} for name in WRITES},
+            # The server makes its token; the task that an agent gets it by is skipped there.
+            **{name: {"changed": name == wrote and (number, name) != (2, "__k3s_wrote_token")} for name in WRITES},
         }
     inventory = {"all": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
@@ -168,6 +170,35 @@ def test_what_runs_with_other_settings_is_restarted_and_nothing_else(pair: dict[
     assert (disabled["spark1"]["settled"], disabled["spark1"]["restart"]) == (False, False)
 
 
+def test_an_agent_gets_the_token_of_a_server_that_was_made_anew_by_a_restart(
+    pair: dict[str, Any], tmp_path: Path
+) -> None:
+    """It goes on running with the token of before, and waits for a server that is no more."""
+    same: dict[str, Any] = {"k3s_node_labels": {"site": "lab"}, "k3s_config": {"snapshotter": "native"}}
+    unit = {"loaded": True, "active": True, "running": True, "enabled": True}
+    units = {
+        "agent": {**unit, "digest": pair["spark1"]["digest"]},
+        "server": {**unit, "digest": pair["spark2"]["digest"]},
+    }
+    found = render(tmp_path, seen={"units": units}, wrote="__k3s_wrote_token", **same)
+    assert {name: (node["settled"], node["restart"]) for name, node in found.items()} == {
+        "spark1": (False, True),
+        "spark2": (True, False),
+    }
+
+
+def test_what_restarts_k3s_is_what_tasks_wrote() -> None:
+    tasks = [task for path in (ROLE / "tasks").glob("*.yml") for task in yaml.safe_load(path.read_text())]
+    tasks += [inner for task in tasks for inner in task.get("block", [])]
+    registered = {task.get("register") for task in tasks}
+    listed = re.findall(r"\w+", yaml.safe_load((ROLE / "vars/main.yml").read_text())["__k3s_wrote"])
+    assert set(listed) == set(WRITES) <= registered
+    # A token that the server makes is there before the server runs.
+    assert [task["when"] for task in tasks if task.get("register") == "__k3s_wrote_token"] == [
+        "not __k3s_is_server | bool"
+    ]
+
+
 def test_what_has_not_come_up_is_restarted_with_the_settings_of_now(pair: dict[str, Any], tmp_path: Path) -> None:
     """systemd starts nothing that is activating, and an agent with a refused token tries it for ever."""
     same: dict[str, Any] = {"k3s_node_labels": {"site": "lab"}, "k3s_config": {"snapshotter": "native"}}
@@ -261,3 +292,80 @@ def test_everything_after_preflight_passes_dry(tmp_path: Path) -> None:
     done = run_playbook(tmp_path / "hosts.yml", tmp_path / "play.yml", "--check", "-e", json.dumps(extra))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     assert done.stdout.count("failed=0") == 2 and "Write the kubelet's drop-in" in done.stdout
+
+
+# ---- reset of some nodes
+
+
+def refusals(folder: Path, tasks: list[dict[str, Any]], cases: list[dict[str, Any]]) -> list[str]:
+    """What the tasks say on the ``hosts`` of each case; empty where they pass. No node here has a K3s that answers."""
+    hosts: dict[str, Any] = {f"spark{number}": {"ansible_connection": "local"} for number in (1, 2, 3)}
+    hosts["gone"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    common = {
+        "k3s_nodes": ["spark1", "spark2", "spark3"],
+        "k3s_server_node": "spark2",
+        "k3s_reset_forget_objects": False,
+        "__k3s_made_here": {"manifest": {"role": "k3s"}},
+    }
+    plays = []
+    for number, case in enumerate(cases):
+        said = {"ansible.builtin.set_fact": {f"said_{number}": "{{ ansible_failed_result.msg }}"}}
+        guarded = [{"block": tasks, "rescue": [said]}]
+        given = {key: value for key, value in case.items() if key != "hosts"}
+        plays.append({"hosts": case["hosts"], "gather_facts": False, "vars": common | given, "tasks": guarded})
+    answers = [f"{{{{ hostvars.values() | map(attribute='said_{n}', default='') | join }}}}" for n in range(len(cases))]
+    told = {"content": "{{ answers | to_json }}", "dest": f"{folder}/said.json", "mode": "0644"}
+    plays.append(
+        {
+            "hosts": "spark1",
+            "gather_facts": False,
+            "vars": {"answers": answers},
+            "tasks": [{"ansible.builtin.copy": told}],
+        }
+    )
+    (folder / "play.yml").write_text(yaml.safe_dump(plays))
+    done = run_playbook(folder / "hosts.yml", folder / "play.yml")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    found: list[str] = json.loads((folder / "said.json").read_text())
+    return found
+
+
+def test_a_server_s_reset_asks_who_would_lose_it_only_where_somebody_could(tmp_path: Path) -> None:
+    (consent,) = yaml.safe_load((ROLE / "tasks/reset_consent.yml").read_text())
+    consent["block"] = consent["block"][1:]
+    alone, *others = refusals(
+        tmp_path,
+        [consent],
+        [
+            {"hosts": "spark2"},
+            {"hosts": "spark2", "k3s_reset_forget_objects": True},
+            {"hosts": "spark2", "__k3s_made_here": {"manifest": None}},
+            {"hosts": "spark2", "k3s_nodes": ["spark2"]},
+            {"hosts": "spark1,spark2,spark3"},
+            {"hosts": "spark1"},
+        ],
+    )
+    assert alone.startswith("found no answer of the API; required: ") and "goodput_reset_forget_objects=true" in alone
+    assert others == [""] * 5
+
+
+def test_an_agent_leaves_a_server_that_is_gone_only_when_told_to(tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROLE / "tasks/reset.yml").read_text())
+    steps = [task for task in tasks if "Take the agents out" in task["name"] or "could be reached" in task["name"]]
+    silent, unreachable, *others = refusals(
+        tmp_path,
+        steps,
+        [
+            {"hosts": "spark1"},
+            {"hosts": "spark1", "k3s_server_node": "gone"},
+            {"hosts": "spark1", "k3s_reset_forget_objects": True},
+            {"hosts": "spark1", "k3s_server_node": "gone", "k3s_reset_forget_objects": True},
+            {"hosts": "spark1", "k3s_server_node": "gone", "__k3s_made_here": {"manifest": None}},
+            {"hosts": "spark1,spark2"},
+        ],
+    )
+    assert silent.startswith("found no answer of the API; required: ") and "goodput_reset_forget_objects=true" in silent
+    assert unreachable.startswith("found no way to the server gone (") and "onnect" in unreachable
+    assert "reset with goodput_reset_forget_objects=true" in unreachable
+    assert others == [""] * 4
