@@ -18,6 +18,7 @@ description:
   - V(drained) moves the pods of O(nodes) away and lets no new ones in, if another node can take them and, where a graph
     serves, has a worker that is ready. A node that somebody else has cordoned stays so afterwards.
   - V(removed) takes O(nodes) out of the cluster, with the password that K3s keeps of them: they can join again.
+  - V(alone) refuses a cluster that has other nodes than O(nodes), which would lose their server; it changes nothing.
   - V(offered) waits until the nodes offer resources of device plugins; for this O(nodes) has, by name, a dictionary of
     resource and amount (a number, or C(>0)).
   - V(probed) runs a pod on each of these nodes that asks for one of each rail, but not for the GPU, which may serve. It
@@ -29,7 +30,7 @@ options:
   state:
     description: What to do, as above.
     type: str
-    choices: [verified, settled, drained, removed, recreated, offered, probed]
+    choices: [verified, settled, drained, removed, alone, recreated, offered, probed]
     default: verified
   nodes:
     description: By name, what a node must be (C(address), C(version), C(labels), C(taints), C(kubelet), C(server)).
@@ -59,7 +60,7 @@ options:
     default: 300
 attributes:
   check_mode:
-    description: V(verified) changes nothing anyway; skip the others.
+    description: V(verified) and V(alone) change nothing anyway; skip the others.
     support: none
 """
 
@@ -105,7 +106,7 @@ def argument_spec() -> dict[str, Any]:
     return {
         "state": {
             "type": "str",
-            "choices": ["verified", "settled", "drained", "removed", "recreated", "offered", "probed"],
+            "choices": ["verified", "settled", "drained", "removed", "alone", "recreated", "offered", "probed"],
             "default": "verified",
         },
         "nodes": {"type": "dict", "default": {}},
@@ -172,6 +173,35 @@ def drained(kubectl: logic.Kubectl, names: list[str], timeout_seconds: int) -> b
     return True
 
 
+def members(kubectl: logic.Kubectl) -> list[str]:
+    """Names of all nodes, for a reset, which has another way where nobody answers."""
+    try:
+        return list(kubectl.nodes())
+    except K3sError as error:
+        raise K3sError(
+            "found no answer of the API; required: one, because the server knows its agents and a password of each; "
+            "fix: journalctl -u k3s on the server; where the whole cluster is to go, reset with "
+            f"goodput_reset_forget_objects=true\n{error}"
+        ) from error
+
+
+def removed(kubectl: logic.Kubectl, names: list[str]) -> bool:
+    there = [name for name in members(kubectl) if name in names]
+    if there:
+        kubectl("delete", "node", *there)
+    return bool(there)
+
+
+def require_alone(kubectl: logic.Kubectl, names: list[str]) -> None:
+    others = [name for name in members(kubectl) if name not in names]
+    if others:
+        raise K3sError(
+            f"found {', '.join(others)} in the cluster and not in this run; required: no agent that loses its server; "
+            "fix: run without --limit, or reset them first; k3s kubectl delete node NAME for one that is no more; "
+            "where the whole cluster is to go, reset with goodput_reset_forget_objects=true"
+        )
+
+
 def question(versions: dict[str, str], devices: list[str]) -> logic.Question:
     """Asks what is in the runtime image."""
     return logic.Question(
@@ -196,10 +226,9 @@ def main() -> None:
         elif state == "drained":
             result["changed"] = drained(kubectl, list(wanted), timeout)
         elif state == "removed":
-            names = [name for name in wanted if name in kubectl.nodes()]
-            if names:
-                kubectl("delete", "node", *names)
-                result["changed"] = True
+            result["changed"] = removed(kubectl, list(wanted))
+        elif state == "alone":
+            require_alone(kubectl, list(wanted))
         elif state == "offered":
             result["checks"] = logic.wait_resources(kubectl, wanted, timeout)
             if serving.reason(result["checks"]):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.goodput.spark.plugins.module_utils import k3s_cluster as k
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
 from ansible_collections.goodput.spark.plugins.modules import k3s_cluster as module
@@ -224,6 +226,50 @@ def test_only_a_cordon_of_our_own_is_lifted() -> None:
     assert [line.split()[0] for line in run.asked if not line.startswith("get")] == ["annotate", "drain"]
     run = Answers(get=listing(node("spark1", unschedulable=True)))
     assert not module.settled(k.Kubectl(run=run), {"spark1": {"labels": {}}}, 60)
+
+
+def run_module(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Answers, **arguments: Any
+) -> dict[str, Any]:
+    """The module as Ansible runs it, up to what kubectl would be asked."""
+    monkeypatch.setattr(k, "Kubectl", partial(k.Kubectl, run=run))
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        module.main()
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_an_agent_that_leaves_is_deleted_and_one_that_is_not_known_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Answers(get=listing(node("spark1"), node("spark2"), node("spark3")))
+    left = run_module(monkeypatch, capsys, run, state="removed", nodes={"spark1": {}, "spark3": {}, "spark9": {}})
+    assert left["changed"] and run.asked == ["get nodes -o json", "delete node spark1 spark3"]
+    run = Answers(get=listing(node("spark2")))
+    again = run_module(monkeypatch, capsys, run, state="removed", nodes={"spark1": {}})
+    assert not again["changed"] and run.asked == ["get nodes -o json"]
+
+
+@pytest.mark.parametrize("state", ["removed", "alone"])
+def test_a_server_that_does_not_answer_is_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str
+) -> None:
+    run = Answers(get="!The connection to the server 127.0.0.1:6443 was refused")
+    said = run_module(monkeypatch, capsys, run, state=state, nodes={"spark1": {}})
+    assert said["failed"] and not said["changed"]
+    assert said["msg"].startswith("found no answer of the API; required: ") and "was refused" in said["msg"]
+    assert "fix: journalctl -u k3s on the server" in said["msg"]
+    assert "reset with goodput_reset_forget_objects=true" in said["msg"]
+
+
+def test_a_server_leaves_no_agent_behind(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Answers(get=listing(node("spark1"), node("spark2"), node("spark3")))
+    said = run_module(monkeypatch, capsys, run, state="alone", nodes={"spark2": {}})
+    assert said["failed"] and said["msg"].startswith(
+        "found spark1, spark3 in the cluster and not in this run; required: "
+    )
+    assert "fix: run without --limit" in said["msg"] and "goodput_reset_forget_objects=true" in said["msg"]
+    alone = run_module(monkeypatch, capsys, Answers(get=listing(node("spark2"))), state="alone", nodes={"spark2": {}})
+    assert not alone.get("failed") and not alone["changed"]
 
 
 @pytest.mark.parametrize(
