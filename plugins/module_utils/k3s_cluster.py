@@ -27,6 +27,7 @@ SETTLE_SECONDS = 60.0
 DRAINED = "goodput.spark/drained"
 # What must not be the case on a node that serves.
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
+AGAIN = "run playbooks/k3s.yml"
 
 
 @dataclass
@@ -155,33 +156,13 @@ def subset(found: Any, wanted: Any, path: str = "") -> list[str]:
     return [] if found == wanted else [f"{path} is {found}, not {wanted}"]
 
 
-def node_checks(
-    name: str,
-    wanted: Mapping[str, Any],
-    node: Mapping[str, Any] | None,
-    kubelet: Mapping[str, Any] | None,
-) -> list[Check]:
-    """Rows of a verdict for one node.
-
-    :param wanted: ``address``, ``version``, ``labels``, ``taints``, ``kubelet`` (the drop-in's document), ``server``.
-    """
-    again = "run playbooks/k3s.yml"
+def health_checks(name: str, node: Mapping[str, Any] | None) -> list[Check]:
+    """Rows of a verdict for one node, whatever was asked for: it is there, Ready, and takes pods."""
     if node is None:
-        return [
-            row(f"{name} in the cluster", "missing", "a node of this name", f"journalctl -u k3s-agent; then {again}")
-        ]
-    labels = node["metadata"].get("labels", {})
-    info = node["status"]["nodeInfo"]
+        remedy = f"journalctl -u k3s-agent; then {AGAIN}"
+        return [row(f"{name} in the cluster", "missing", "a node of this name", remedy)]
     rows = [
         row(f"{name} Ready", condition(node, "Ready"), "True", "journalctl -u k3s or k3s-agent on it"),
-        row(f"{name} address", address(node), wanted["address"], f"{again}, or correct k3s_node_ip"),
-        row(f"{name} kubelet", info["kubeletVersion"], wanted["version"], again),
-        row(
-            f"{name} is the server",
-            "node-role.kubernetes.io/control-plane" in labels,
-            wanted["server"],
-            "k3s_server_node names another node than the one that runs the server",
-        ),
         row(
             f"{name} takes pods",
             "cordoned" if node["spec"].get("unschedulable") else "yes",
@@ -193,8 +174,36 @@ def node_checks(
         found = condition(node, kind)
         if found == "True":
             rows.append(row(f"{name} {kind}", found, "False", "free memory or disk on it, see docs/k3s.md"))
+    return rows
+
+
+def node_checks(
+    name: str,
+    wanted: Mapping[str, Any],
+    node: Mapping[str, Any] | None,
+    kubelet: Mapping[str, Any] | None,
+) -> list[Check]:
+    """Rows of a verdict for one node.
+
+    :param wanted: ``address``, ``version``, ``labels``, ``taints``, ``kubelet`` (the drop-in's document), ``server``.
+    """
+    rows = health_checks(name, node)
+    if node is None:
+        return rows
+    labels = node["metadata"].get("labels", {})
+    info = node["status"]["nodeInfo"]
+    rows += [
+        row(f"{name} address", address(node), wanted["address"], f"{AGAIN}, or correct k3s_node_ip"),
+        row(f"{name} kubelet", info["kubeletVersion"], wanted["version"], AGAIN),
+        row(
+            f"{name} is the server",
+            "node-role.kubernetes.io/control-plane" in labels,
+            wanted["server"],
+            "k3s_server_node names another node than the one that runs the server",
+        ),
+    ]
     missing = label_changes(node, wanted["labels"])
-    rows.append(row(f"{name} labels", ", ".join(f"{k}={v}" for k, v in missing.items()) or "all", "all", again))
+    rows.append(row(f"{name} labels", ", ".join(f"{k}={v}" for k, v in missing.items()) or "all", "all", AGAIN))
     absent = [taint for taint in wanted["taints"] if taint not in taint_words(node)]
     rows.append(
         row(
@@ -206,7 +215,7 @@ def node_checks(
     )
     if kubelet is not None:
         differs = subset(kubelet, {k: v for k, v in wanted["kubelet"].items() if k not in ("apiVersion", "kind")})
-        rows.append(row(f"{name} kubelet configuration", "; ".join(differs) or "as asked", "as asked", again))
+        rows.append(row(f"{name} kubelet configuration", "; ".join(differs) or "as asked", "as asked", AGAIN))
     return rows
 
 

@@ -465,6 +465,25 @@ def templates(objects: Sequence[Object]) -> dict[str, Object]:
     return found
 
 
+def planned_nodes(objects: Sequence[Object]) -> list[str]:
+    """The nodes that must have a worker each: those that the graph's workers may run on."""
+    affinity = templates(objects)[WORKER]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return [str(name) for name in term["matchExpressions"][0]["values"]]
+
+
+def devices(objects: Sequence[Object]) -> list[str]:
+    """The devices that a worker asks for, over all its containers."""
+    limits = [one.get("resources", {}).get("limits", {}) for one in containers(templates(objects)[WORKER]).values()]
+    return sorted({str(name) for each in limits for name in each})
+
+
+def endpoint_port(objects: Sequence[Object]) -> int:
+    """The port on every node at which clients reach the frontend; 0 if there is none."""
+    ports = [port for item in objects if item["kind"] == "Service" for port in item["spec"].get("ports", [])]
+    return next((int(port["nodePort"]) for port in ports if port.get("nodePort")), 0)
+
+
 def argument_words(found: Sequence[str], wanted: Sequence[str]) -> str:
     """The first place where two argument lists differ; "" where they are the same."""
     for index, (have, want) in enumerate(zip(found, wanted, strict=False)):

@@ -40,7 +40,8 @@ for folder in (Path(__file__).parent, ROOT / "src"):
 
 # Before an inventory is read: from then on Ansible imports collections in its own way, which does not know one that
 # began to be imported without it.
-from ansible_collections.goodput.spark.plugins.module_utils import serving  # noqa: E402, F401
+from ansible_collections.goodput.spark.plugins.module_utils import chat_probe, k3s_cluster, serving  # noqa: E402, F401
+from ansible_collections.goodput.spark.plugins.module_utils.kube_objects import charts  # noqa: E402, F401
 from ansible_collections.goodput.spark.plugins.module_utils.kv_plan import l1  # noqa: E402, F401
 
 from goodput import verdict  # noqa: E402
@@ -74,6 +75,15 @@ def inventory_nodes(config: pytest.Config) -> list[Node]:
         except InventoryError as error:
             verdict.could_not_run(config, str(error))
     return config.stash[NODES]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The layer kubernetes is of one platform alone: where the inventory names it, or somebody asks for the layer."""
+    if not collection_path.name.endswith("_kubernetes.py"):
+        return None
+    asked = (config.getoption("goodput_layers") or "").split(",")
+    named = {node.variables.get("goodput_platform") for node in inventory_nodes(config)}
+    return None if "kubernetes" in asked or "k3s" in named else True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -17,6 +17,7 @@ from ..kv_plan.checks import PlanInputError, nearest
 from .inputs import Choices, Node, Release, image
 from .pods import LABELS, Object, checksum, host_path, metadata, mount
 
+GPU_PLUGIN = "nvidia-device-plugin"
 RDMA_PLUGIN = "rdma-shared-device-plugin"
 #: ConnectX-7 of a Spark.
 VENDOR, DEVICE = "15b3", "1021"
@@ -68,7 +69,7 @@ def platform(release: Release, choices: Choices) -> list[Object]:
 
 def device_plugins(nodes: Sequence[Node], release: Release, choices: Choices) -> list[Object]:
     """The GPU's plugin, and where nodes have rails the RDMA plugin with one resource a rail."""
-    found = [_chart("nvidia-device-plugin", "nvidia_device_plugin", SYSTEM, release, choices)]
+    found = [_chart(GPU_PLUGIN, "nvidia_device_plugin", SYSTEM, release, choices)]
     if not nodes[0].rails:
         return found
     configuration = {
@@ -129,3 +130,18 @@ def device_plugins(nodes: Sequence[Node], release: Release, choices: Choices) ->
         "data": data,
     }
     return [*found, config_map, daemon_set]
+
+
+def offered(plugins: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What a node must offer where these objects of ``device_plugins`` were placed, as ``resource_checks`` takes it.
+
+    One GPU: it is not shared. Of each rail as many as the site gives away.
+    """
+    found = {}
+    for item in plugins:
+        if (item["kind"], item["metadata"]["name"]) == ("HelmChart", GPU_PLUGIN):
+            found["nvidia.com/gpu"] = "1"
+        if (item["kind"], item["metadata"]["name"]) == ("ConfigMap", RDMA_PLUGIN):
+            for entry in json.loads(item["data"]["config.json"])["configList"]:
+                found[f"{entry['resourcePrefix']}/{entry['resourceName']}"] = ">0"
+    return found
