@@ -540,12 +540,14 @@ class Sample:
 
 
 def samples(text: str) -> list[Sample]:
-    """Prometheus text format, comments left out."""
+    """Prometheus text format; comments, and what is no sample, such as the text of a failed answer, left out."""
     found = []
     for line in text.splitlines():
         match = re.match(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", line)
-        if match:
-            labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match.group(2) or ""))
+        if not match:
+            continue
+        labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match.group(2) or ""))
+        with contextlib.suppress(ValueError):
             found.append(Sample(match.group(1), labels, float(match.group(3))))
     return found
 

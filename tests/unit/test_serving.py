@@ -399,7 +399,7 @@ def test_a_router_that_does_not_listen_is_named() -> None:
 
 
 def test_samples_read_labels_with_escapes_and_exponents() -> None:
-    found = serving.samples('# HELP x y\na{l="q\\"u",m="2"} 1.5e3\nb 4\nc{} NaN\nbroken\n')
+    found = serving.samples('# HELP x y\na{l="q\\"u",m="2"} 1.5e3\nb 4\nc{} NaN\nbroken\nConnection refused by peer\n')
     assert [(sample.name, sample.labels) for sample in found] == [("a", {"l": 'q\\"u', "m": "2"}), ("b", {}), ("c", {})]
     assert serving.values(found, "a", m="2") == [1500.0] and serving.values(found, "a", m="3") == []
 
