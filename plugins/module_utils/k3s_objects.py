@@ -19,6 +19,7 @@ from typing import Any
 
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_cluster import Kubectl
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
+from ansible_collections.goodput.spark.plugins.module_utils.kube_charts import begin_failed_again
 
 APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=goodput", "--validate=strict")
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -110,10 +111,10 @@ class Placer:
         return len(found.split()) == count
 
     def present(self, objects: Sequence[Object], check: bool = False) -> list[str]:
-        """Apply what differs from the last time, delete what is no longer wanted; what was done, in words."""
+        """Apply what differs from the last time, delete what is unwanted, begin failed charts again; what was done."""
         text, former = document(objects), self.former()
         if text == former and (check or self.all_there(len(objects))):
-            return []
+            return [] if check else begin_failed_again(self.kubectl, objects)
         leftover = gone(former, objects)
         done = [f"applied {len(objects)} objects"] + [f"deleted {' '.join(key(item)[1:])}" for item in leftover]
         if check:
@@ -128,7 +129,7 @@ class Placer:
         for item in leftover:
             self.delete(item)
         self.remember(text)
-        return done
+        return done + begin_failed_again(self.kubectl, objects)
 
     def refuse_foreign(self, namespaces: Sequence[Object]) -> None:
         """A namespace is deleted with all that is in it, so none is taken over.
@@ -161,8 +162,8 @@ class Placer:
             except K3sError as error:
                 raise K3sError(
                     f"found {self.left(path)} after the deletion; required: nothing; fix: journalctl -u k3s; what "
-                    "has a finalizer waits for its operator (kubectl describe); where the whole cluster is to go, reset "
-                    f"with goodput_reset_forget_objects=true\n{error}"
+                    "has a finalizer waits for its operator (kubectl describe); where the whole cluster is to go, "
+                    f"reset with goodput_reset_forget_objects=true\n{error}"
                 ) from error
 
     def left(self, path: str) -> str:

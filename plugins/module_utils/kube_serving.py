@@ -14,14 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.goodput.spark.plugins.module_utils.k3s_cluster import Kubectl, condition
+from ansible_collections.goodput.spark.plugins.module_utils.k3s_cluster import Kubectl, condition, items
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_objects import Placer
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
+from ansible_collections.goodput.spark.plugins.module_utils.kube_charts import LOG_LINES, REMEDY, Chart
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Check, row
 
 Object = Mapping[str, Any]
 
-SYSTEM, CHART, PLATFORM_NAMESPACE = "kube-system", "dynamo-platform", "dynamo-system"
+CHART, PLATFORM_NAMESPACE = "dynamo-platform", "dynamo-system"
 GROUP = "nvidia.com"
 GRAPHS = f"dynamographdeployments.{GROUP}"
 #: Those that both release sets' charts bring and a graph needs.
@@ -31,12 +32,10 @@ WORKER, FRONTEND, COORDINATOR = "worker", "frontend", "lmcache-coordinator"
 COMPONENT = "app.kubernetes.io/component"
 LABEL = "app.kubernetes.io/part-of=goodput"
 POLL_SECONDS = 10.0
-LOG_LINES = 15
 #: States of a container that no waiting heals: nothing is ever pulled here.
 HOPELESS = {"ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"}
 #: As for the units of systemd.
 RESTARTS = 3
-NO_KIND = "doesn't have a resource type"
 NO_DIRECTORY = "hostPath type check failed"
 
 
@@ -53,43 +52,11 @@ def said(kubectl: Kubectl, *words: str) -> str:
         return ""
 
 
-def items(kubectl: Kubectl, *words: str) -> list[dict[str, Any]]:
-    """Objects of a ``get``; none if there is no such kind yet. No answer is an error, not an empty list."""
-    try:
-        text = kubectl("get", *words, "--ignore-not-found", "-o", "json")
-    except K3sError as error:
-        if NO_KIND in str(error):
-            return []
-        raise
-    found = json.loads(text) if text.strip() else {}
-    return list(found["items"]) if "items" in found else [found] if found else []
-
-
-def chart_problem(kubectl: Kubectl, chart: Object) -> str:
-    """Whether Helm has yet to install what the chart now is; "" if it has. Until then the former operator looks ready.
-
-    K3s's Helm controller makes another job for a chart that changed (k3s-io/helm-controller,
-    pkg/controllers/chart/chart.go); the API server notes when each field was changed last.
-    """
-    fields = chart["metadata"].get("managedFields", [])
-    changed = max((str(one["time"]) for one in fields if "f:spec" in one["fieldsV1"]), default="")
-    name = str(chart.get("status", {}).get("jobName", ""))
-    jobs = items(kubectl, "job", name, "-n", SYSTEM) if name else []
-    if not jobs:
-        return f"chart {CHART} without a job"
-    if jobs[0]["metadata"]["creationTimestamp"] < changed:
-        return f"job {name} from before the last change of chart {CHART}"
-    return "" if jobs[0].get("status", {}).get("succeeded") else f"job {name} not done"
-
-
-def platform_problem(kubectl: Kubectl) -> tuple[str, bool]:
+def platform_problem(kubectl: Kubectl, chart: Chart) -> tuple[str, bool]:
     """(what the platform still lacks, whether waiting is useless); "" with CRDs Established and the operator up."""
-    for chart in items(kubectl, "helmchart", CHART, "-n", SYSTEM, "--show-managed-fields"):
-        for one in chart.get("status", {}).get("conditions", []):
-            if one["type"] == "Failed" and one["status"] == "True":
-                return f"chart {CHART} failed: {one.get('message', '')}", True
-        if problem := chart_problem(kubectl, chart):
-            return problem, False
+    problem, useless = chart.problem()
+    if problem:
+        return problem, useless
     there = {crd["metadata"]["name"]: condition(crd, "Established") for crd in items(kubectl, "crd", *CRDS)}
     for name in CRDS:
         if there.get(name) != "True":
@@ -103,27 +70,21 @@ def platform_problem(kubectl: Kubectl) -> tuple[str, bool]:
     return "", False
 
 
-def platform_words(kubectl: Kubectl) -> str:
+def platform_words(kubectl: Kubectl, chart: Chart) -> str:
     """The last lines of the chart's job and of the operator, and what keeps pods from running."""
-    parts = []
     try:
-        for chart in items(kubectl, "helmchart", CHART, "-n", SYSTEM):
-            job = chart.get("status", {}).get("jobName")
-            if job:
-                lines = said(kubectl, "logs", "-n", SYSTEM, f"job/{job}", f"--tail={LOG_LINES}")
-                parts.append(f"--- job {job}, last lines\n{lines or '(no log)'}")
         pods = items(kubectl, "pods", "-n", PLATFORM_NAMESPACE)
     except K3sError as error:
-        return "\n".join([*parts, str(error)])
-    return "\n".join([*parts, *pod_words(kubectl, PLATFORM_NAMESPACE, pods, always=True)])
+        return f"{chart.words()}\n{error}"
+    return "\n".join([chart.words(), *pod_words(kubectl, PLATFORM_NAMESPACE, pods, always=True)])
 
 
 def wait_platform(kubectl: Kubectl, timeout_seconds: float, poll_seconds: float = POLL_SECONDS) -> None:
     """:raises K3sError: with what is missing, the numbers, and the operator's last log lines."""
-    end = time.monotonic() + timeout_seconds
+    end, chart = time.monotonic() + timeout_seconds, Chart(kubectl, CHART)
     while True:
         try:
-            problem, useless = platform_problem(kubectl)
+            problem, useless = platform_problem(kubectl, chart)
         except K3sError as error:
             # The API may be away for a moment; at the end of the time it is what was found.
             problem, useless = str(error), False
@@ -132,8 +93,8 @@ def wait_platform(kubectl: Kubectl, timeout_seconds: float, poll_seconds: float 
         if useless or time.monotonic() >= end:
             raise K3sError(
                 f"found {problem}{'' if useless else f' after {timeout_seconds:g} s'}; required: "
-                f"{', '.join(CRDS)} Established and the operator Available; fix: what the lines below say; without the "
-                f"internet, chart_contents and k3s_image_archives\n{platform_words(kubectl)}"
+                f"{', '.join(CRDS)} Established and the operator Available; fix: {REMEDY}\n"
+                f"{platform_words(kubectl, chart)}"
             )
         time.sleep(poll_seconds)
 

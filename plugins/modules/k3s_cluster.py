@@ -100,6 +100,7 @@ from ansible_collections.goodput.spark.plugins.module_utils import k3s_cluster a
 from ansible_collections.goodput.spark.plugins.module_utils import kube_serving as serving_logic
 from ansible_collections.goodput.spark.plugins.module_utils import runtime_image, serving
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_release import K3sError
+from ansible_collections.goodput.spark.plugins.module_utils.kube_charts import GPU_PLUGIN, Chart
 
 
 def argument_spec() -> dict[str, Any]:
@@ -136,7 +137,7 @@ def settled(kubectl: logic.Kubectl, wanted: dict[str, Any], timeout_seconds: int
 def serves_elsewhere(kubectl: logic.Kubectl, names: list[str]) -> bool:
     """Whether clients can go to another node while the workers of these are away, or have none here to lose."""
     worker = f"{serving_logic.LABEL},{serving_logic.COMPONENT}={serving_logic.WORKER}"
-    pods = serving_logic.items(kubectl, "pods", "--all-namespaces", "-l", worker)
+    pods = logic.items(kubectl, "pods", "--all-namespaces", "-l", worker)
     ready = {pod["spec"].get("nodeName", "") for pod in pods if serving_logic.is_ready(pod)}
     return not ready or bool(ready - set(names))
 
@@ -202,6 +203,14 @@ def require_alone(kubectl: logic.Kubectl, names: list[str]) -> None:
         )
 
 
+def offered(kubectl: logic.Kubectl, wanted: dict[str, Any], timeout_seconds: float) -> tuple[list[serving.Check], str]:
+    """Rows, and what to say if they are not all ok. No GPU comes without its chart, so a failed one ends the wait."""
+    chart = Chart(kubectl, GPU_PLUGIN)
+    rows = logic.wait_resources(kubectl, wanted, timeout_seconds, useless=lambda: chart.problem()[1])
+    lacking = serving.reason(rows)
+    return rows, "\n".join([lacking, *chart.explained(), logic.troubles(kubectl)]) if lacking else ""
+
+
 def question(versions: dict[str, str], devices: list[str]) -> logic.Question:
     """Asks what is in the runtime image."""
     return logic.Question(
@@ -230,9 +239,9 @@ def main() -> None:
         elif state == "alone":
             require_alone(kubectl, list(wanted))
         elif state == "offered":
-            result["checks"] = logic.wait_resources(kubectl, wanted, timeout)
-            if serving.reason(result["checks"]):
-                raise K3sError(f"{serving.reason(result['checks'])}\n{logic.troubles(kubectl)}")
+            result["checks"], problem = offered(kubectl, wanted, timeout)
+            if problem:
+                raise K3sError(problem)
         elif state == "probed":
             asked = question(params["versions"], params["devices"]) if params["versions"] else logic.DEVICES
             result["checks"] = logic.probe(kubectl, params["image"], wanted, Path(module.tmpdir), timeout, asked)

@@ -14,6 +14,8 @@ description:
     refused.
   - The objects are kept in C(/etc/goodput/kubernetes/NAME.json), mode 0600. One that is no longer among O(objects) is
     deleted; a second run with the same objects changes nothing.
+  - A HelmChart that failed before is begun again, with what Helm remembers of failed attempts deleted; nothing is
+    uninstalled.
 options:
   name:
     description: Name under which the objects are remembered.
@@ -43,7 +45,7 @@ options:
     default: /etc/goodput/kubernetes
 attributes:
   check_mode:
-    description: Compares with what was placed the last time.
+    description: Compares with what was placed the last time; failed charts are not looked for.
     support: full
   diff_mode:
     description: Nothing to show.

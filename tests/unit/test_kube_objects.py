@@ -430,6 +430,14 @@ def test_monitors_only_when_asked(rendered: Rendered) -> None:
     assert endpoint["port"] in [port["name"] for port in worker_pod(objects)["initContainers"][0]["ports"]]
 
 
+def test_a_chart_that_fails_stops_soon_and_uninstalls_nothing(rendered: Rendered) -> None:
+    for where, objects in every_set(rendered):
+        charts = [item["spec"] for item in objects if item["kind"] == "HelmChart"]
+        # The operator's, and the plugin's where there is a GPU.
+        assert len(charts) == (1 if "virtual" in where else 2)
+        assert all(chart["failurePolicy"] == "abort" and 1 <= chart["backOffLimit"] < 10 for chart in charts), where
+
+
 def test_charts_by_content_need_no_internet(rendered: Rendered) -> None:
     objects = objects_of(rendered, "super-recommended", 2, chart_contents={"dynamo_platform": "QUJD"})
     spec = one(objects, "HelmChart", "dynamo-platform")["spec"]

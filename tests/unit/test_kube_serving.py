@@ -5,7 +5,9 @@ Answers have the shape that a Kubernetes 1.37 API server with its controllers ga
 
 from __future__ import annotations
 
+import base64
 import copy
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -113,15 +115,23 @@ def live(**status: Any) -> Object:
 # -- the operator --------------------------------------------------------------------------------------------------
 
 
+def revision(number: int, status: str, description: str = "") -> Object:
+    """A Secret as Helm writes it."""
+    release = json.dumps({"info": {"description": description, "status": status}}).encode()
+    data = base64.b64encode(base64.b64encode(gzip.compress(release))).decode()
+    about = {"name": f"sh.helm.release.v1.x.v{number}", "labels": {"version": str(number), "status": status}}
+    return {"metadata": about, "data": {"release": data}}
+
+
 def platform() -> Cluster:
     crds = [named(name, status=conditions(Established="True")) for name in s.CRDS]
     operator = named("dynamo-operator", status=conditions(Available="True"))
-    chart = named(s.CHART, status={"jobName": "helm-install-x"})
+    chart = named(s.CHART, spec={"targetNamespace": s.PLATFORM_NAMESPACE})
     chart["metadata"]["managedFields"] = [
         {"manager": "kubectl", "time": "2026-01-01T00:00:05Z", "fieldsV1": {"f:spec": {}}},
         {"manager": "k3s", "time": "2026-01-01T00:09:00Z", "fieldsV1": {"f:status": {}}},
     ]
-    job = named("helm-install-x", status={"succeeded": 1})
+    job = named("helm-install-dynamo-platform", status={"succeeded": 1})
     job["metadata"]["creationTimestamp"] = "2026-01-01T00:00:06Z"
     return Cluster(crd=crds, deployment=[operator], helmchart=[chart], job=[job])
 
@@ -137,12 +147,12 @@ def test_a_crd_that_is_never_established_ends_with_the_operators_last_lines() ->
     cluster.kinds["pods"][0]["metadata"]["name"] = "operator-1"
     waiting = {"name": "crd-apply", "ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
     cluster.kinds["pods"][0]["status"]["containerStatuses"] = [waiting]
-    cluster.logs = {"job/helm-install-x": "Error: timed out", "operator-1": "crd-apply: forbidden"}
+    cluster.logs = {"job/helm-install-dynamo-platform": "Error: timed out", "operator-1": "crd-apply: forbidden"}
     with pytest.raises(K3sError) as refusal:
         s.wait_platform(cluster.kubectl(), 0)
     said = str(refusal.value)
     assert f"found CRD {s.CRDS[1]} not Established after 0 s; required: {', '.join(s.CRDS)} Established" in said
-    assert "job helm-install-x, last lines\nError: timed out" in said
+    assert "job helm-install-dynamo-platform, last lines\nError: timed out" in said
     assert "pod operator-1 on spark2: crd-apply CrashLoopBackOff" in said
     assert "crd-apply, last lines:\ncrd-apply: forbidden" in said
 
@@ -163,21 +173,46 @@ def test_each_thing_that_the_operator_lacks(kind: str, items: list[Object], word
 
 
 def test_a_failed_chart_is_not_waited_for() -> None:
+    """The controller's condition Failed comes with the last of its attempts, or never; the release has it at once."""
     cluster = platform()
-    failed = {"type": "Failed", "status": "True", "message": "chart not found"}
-    cluster.kinds["helmchart"][0]["status"]["conditions"] = [failed]
-    with pytest.raises(K3sError, match="found chart dynamo-platform failed: chart not found; required"):
+    words = 'Upgrade "dynamo-platform" failed: pre-upgrade hooks failed\ncontext deadline exceeded'
+    cluster.kinds["secret"] = [revision(2, "failed", words), revision(1, "deployed")]
+    # A job that meets another revision than it expected ends well.
+    assert cluster.kinds["job"][0]["status"]["succeeded"]
+    said = 'Upgrade "dynamo-platform" failed: pre-upgrade hooks failed; context deadline exceeded; .*run again'
+    with pytest.raises(K3sError, match=f"found chart dynamo-platform failed: {said}"):
         s.wait_platform(cluster.kubectl(), 3600)
+    # What failed before the one that is deployed matters no more.
+    cluster.kinds["secret"].append(revision(10, "deployed"))
+    s.wait_platform(cluster.kubectl(), 0)
+
+
+def test_the_last_words_of_a_job_that_gave_up_are_kept() -> None:
+    """Its pod, and with it the log, goes with the last attempt."""
+    cluster = platform()
+    job = cluster.kinds["job"][0]
+    job["status"] = {"active": 1}
+    cluster.logs = {"job/helm-install-dynamo-platform": "could not resolve host"}
+
+    def run(argv: Sequence[str], timeout_seconds: float = 0) -> tuple[int, str, str]:
+        answer = cluster(argv, timeout_seconds)
+        if argv[2] == "logs":
+            cluster.logs, job["status"] = {}, conditions(Failed="True")
+        return answer
+
+    with pytest.raises(K3sError, match="found chart dynamo-platform failed: job .* gave up") as refusal:
+        s.wait_platform(Kubectl(run=run), 3600, poll_seconds=0)
+    assert "last lines\ncould not resolve host" in str(refusal.value)
 
 
 def test_an_operator_from_before_the_charts_last_change_is_not_the_one_asked_for() -> None:
     cluster = platform()
     job = cluster.kinds["job"][0]
     job["metadata"]["creationTimestamp"] = "2026-01-01T00:00:04Z"
-    with pytest.raises(K3sError, match="job helm-install-x from before the last change of chart dynamo-platform after"):
+    with pytest.raises(K3sError, match="from before the last change of chart dynamo-platform after"):
         s.wait_platform(cluster.kubectl(), 0)
     job["metadata"]["creationTimestamp"], job["status"] = "2026-01-01T00:00:05Z", {"active": 1}
-    with pytest.raises(K3sError, match="job helm-install-x not done"):
+    with pytest.raises(K3sError, match="job helm-install-dynamo-platform not done"):
         s.wait_platform(cluster.kubectl(), 0)
     cluster.kinds["job"] = []
     with pytest.raises(K3sError, match="chart dynamo-platform without a job"):

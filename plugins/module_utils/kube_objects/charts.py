@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
-from ..kube_serving import CHART, PLATFORM_NAMESPACE, SYSTEM
+from ..kube_charts import GPU_PLUGIN, SYSTEM
+from ..kube_serving import CHART, PLATFORM_NAMESPACE
 from ..kv_plan.checks import PlanInputError, nearest
 from .inputs import Choices, Node, Release, image
 from .pods import LABELS, Object, checksum, host_path, metadata, mount
 
-GPU_PLUGIN = "nvidia-device-plugin"
 RDMA_PLUGIN = "rdma-shared-device-plugin"
 #: ConnectX-7 of a Spark.
 VENDOR, DEVICE = "15b3", "1021"
@@ -43,6 +43,8 @@ def _chart(name: str, key: str, namespace: str, release: Release, choices: Choic
         "targetNamespace": namespace,
         # The default would uninstall what serves.
         "failurePolicy": "abort",
+        # Some five minutes: the kubelet doubles its pause from 10 s. With the default, 1000, it would try for days.
+        "backOffLimit": 5,
         "timeout": "10m",
         "valuesContent": yaml.safe_dump(entry["values"], sort_keys=True),
     }
