@@ -45,7 +45,8 @@ def _chart(name: str, key: str, namespace: str, release: Release, choices: Choic
         "failurePolicy": "abort",
         # Some five minutes: the kubelet doubles its pause from 10 s. With the default, 1000, it would try for days.
         "backOffLimit": 5,
-        "timeout": "10m",
+        # As Go writes it: the controller would rewrite 10m, and the chart would count as changed after its job.
+        "timeout": "10m0s",
         "valuesContent": yaml.safe_dump(entry["values"], sort_keys=True),
     }
     if key in choices.chart_contents:
