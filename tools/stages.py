@@ -73,7 +73,7 @@ def stages() -> list[Stage]:
     why = "" if python else "no second Python (3.12 or newer, or 3.11 beside a newer one) on this machine"
     other = python or "python3"
     k3s, no_k3s = k3s_folder()
-    # Kubernetes needs more than the guests have otherwise. Fresh, because molecule prepares guests once, whatever the scenario.
+    # Kubernetes needs more than guests have otherwise. Fresh: molecule prepares guests once, whatever the scenario.
     larger = ["make", "virtual-fresh", "virtual-up", "ARGS=-e virtual_pair_memory_mib=3072"]
     molecule_k3s = ["molecule", "test", "-s", "k3s", "--destroy=never"]
     # Profiles switched, every serving process killed, L2 taken away.
