@@ -18,6 +18,7 @@ from typing import Any
 import oci
 import pytest
 import yaml
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.goodput.spark.plugins.filter.runtime_image import (
     runtime_image_holders,
@@ -336,7 +337,7 @@ def probed(said: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the module warns of when a pod printed this; it ends well."""
     told: list[str] = []
     # Where they come out depends on who imported Ansible first.
-    monkeypatch.setattr(cluster_module.AnsibleModule, "warn", lambda _module, text: told.append(text))
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _module, text: told.append(text))
     monkeypatch.setattr(
         k3s_cluster, "Kubectl", lambda: KUBECTL(run=lambda argv, **_: (0, said if "logs" in argv else "", ""))
     )
