@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.goodput.spark.plugins.module_utils.k3s_node import BINARY, DATA_DIR, Run, run_command
+from ansible_collections.goodput.spark.plugins.module_utils.model_manifest import write_atomic
 from ansible_collections.goodput.spark.plugins.module_utils.serving import Check, row
 
 GIB = 2**30
@@ -280,9 +281,7 @@ def note(path: Path, name: str) -> None:
     names = brought(path)
     if name not in names:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        half = path.with_name(f".{path.name}.new")
-        half.write_text(json.dumps([*names, name]) + "\n")
-        half.replace(path)
+        write_atomic(str(path), json.dumps([*names, name]) + "\n")
 
 
 def image_checks(node: str, images: Sequence[Image], name: str, digest: str, platform: str) -> list[Check]:

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -162,18 +163,25 @@ def pair(tmp_path: Path, plan: dict[str, Any]) -> Iterator[Site]:
     yield Site(tmp_path, placed, api, Frontend(port, plan["model_name"]))
 
 
+@contextmanager
+def serving(pair: Site) -> Iterator[None]:
+    """With the frontend's stand-in answering."""
+    server = pair.frontend.serve()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def failures(verdict: Verdict) -> dict[tuple[str, str], str]:
     """What was found, by node and check."""
     return {(each["node"], each["check"]): each["found"] for each in verdict.to_dict()["failures"]}
 
 
 def test_a_pair_that_serves_as_placed_is_ok(pair: Site) -> None:
-    server = pair.frontend.serve()
-    try:
+    with serving(pair):
         verdict = pair.verdict()
-    finally:
-        server.shutdown()
-        server.server_close()
     assert verdict.exit_code == 0, failures(verdict)
     data = verdict.to_dict()
     assert not data["skipped"]
@@ -196,12 +204,8 @@ def test_what_is_wrong_is_named_where_it_is(pair: Site) -> None:
     arguments = pair.api["pods"][2]["spec"]["containers"][0]["args"]
     arguments[arguments.index("--max-num-seqs") + 1] = "7"
     pair.frontend.events = False
-    server = pair.frontend.serve()
-    try:
+    with serving(pair):
         found = failures(pair.verdict())
-    finally:
-        server.shutdown()
-        server.server_close()
     short = {(name, check.rpartition(": ")[2]): text for (name, check), text in found.items()}
     events = short.pop(("site", "KV events of the completion"))
     operator = short.pop(("site", "Dynamo's operator is installed and available"))
@@ -262,12 +266,8 @@ def test_nothing_placed_is_a_failure(
     pair: Site, change: Callable[[Site], None], found: str, broken: list[tuple[str, str]]
 ) -> None:
     change(pair)
-    server = pair.frontend.serve()
-    try:
+    with serving(pair):
         verdict = pair.verdict()
-    finally:
-        server.shutdown()
-        server.server_close()
     assert verdict.exit_code == 1
     rows = [(each["node"], each["found"], each["remedy"]) for each in verdict.to_dict()["failures"]]
     assert rows == [(name, found, f"{PLAYBOOK}{playbook}.yml`") for name, playbook in broken]
